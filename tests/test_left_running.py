@@ -6,10 +6,11 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -17,10 +18,22 @@ import pytest
 import torture_serving
 from attnflow.cli.app import _run
 from attnflow.errors.progress import tell
+from attnflow.tokens.documents import compose_prompt, named_documents
 from attnflow.web.doors import routes
 from attnflow.web.models import Access, Limits, OfferedModel
 from serving import JSON, Client, serving
-from test_doors_http import CHAT, NAME, TEXTS, certain, check_records, client, expected, model
+from test_doors_http import (
+    CHAT,
+    NAME,
+    QUESTION,
+    TEXTS,
+    certain,
+    check_records,
+    client,
+    expected,
+    model,
+    question,
+)
 
 __all__ = ["certain", "client", "expected", "model"]  # fixtures
 
@@ -226,8 +239,101 @@ def test_keys_and_fields_pass_through(offer: OfferedModel, monkeypatch: pytest.M
     first, _, last = recorder.seen
     assert first.url == "http://elsewhere/v1/chat/completions"
     assert first.headers["authorization"] == "Bearer sk-own"
-    assert first.content == body
+    sent = json.loads(first.content)
+    for text in (*TEXTS.values(), QUESTION):  # documents stand before the question
+        assert text.strip() in sent["messages"][0]["content"]
+    kept = {name: value for name, value in json.loads(body).items() if name != "documents"}
+    assert {**sent, "messages": None} == {**kept, "messages": None}
     assert not any(TOKEN in value for each in (first, last) for value in each.headers.values())
+
+
+@pytest.fixture(scope="module")
+def real(
+    model: Any, offer: OfferedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Client, Client, str]]:
+    """`transformers serve`, a server before it, and the model's name there."""
+    from transformers.cli.serve import Serve
+
+    folder = tmp_path_factory.mktemp("writer")
+    model.module.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    behind = Client(torture_serving.free_port())
+    served = Serve(force_model=str(folder), port=behind.port, device="cpu", non_blocking=True)
+    torture_serving.wait_for(behind.port)
+    try:
+        with serving([offer], access=Access(upstream=f"{behind.address}v1")) as server:
+            yield server, behind, str(folder)
+    finally:
+        served.kill_server()
+
+
+def test_a_real_server_s_answer_comes_byte_for_byte_and_is_cited(
+    real: tuple[Client, Client, str], expected: Any
+) -> None:
+    server, behind, name = real
+    turn = {"role": "user", "content": compose_prompt(QUESTION, named_documents(TEXTS))[0]}
+    bare = {"model": name, "messages": [turn], "max_tokens": 12, "temperature": 0}
+    theirs = behind.post(PATH, bare).json["choices"][0]["message"]["content"]
+    assert theirs.strip() == expected.text  # the same model, asked as we ask
+    body = {**bare, "messages": BODY["messages"], "documents": BODY["documents"]}
+    ours = server.post(PATH, body).json
+    assert ours["choices"][0]["message"]["content"] == theirs
+    check_records(ours["attnflow"]["citations"], theirs)
+    streamed = [
+        line.removeprefix(b"data: ")
+        for line in server.post(PATH, {**body, "stream": True}).body.split(b"\n")
+        if line.startswith(b"data: {")
+    ]
+    chunks = [json.loads(line) for line in streamed]
+    pieces = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+    assert "".join(pieces) == theirs
+    check_records(chunks[-1]["attnflow"]["citations"], theirs)
+    for wrong in ({**bare, "model": "nobody"}, {**bare, "nonsense": 1}):
+        refused, refusal = behind.post(PATH, wrong), server.post(PATH, wrong)
+        assert (refusal.status, refusal.body) == (refused.status, refused.body)
+        assert refused.status >= 400
+
+
+def test_clients_of_other_apis_are_answered_by_it_too(
+    real: tuple[Client, Client, str], expected: Any
+) -> None:
+    server, _, name = real
+    with anthropic.Anthropic(base_url=server.address, api_key="x", max_retries=0) as claude:
+        answer = claude.messages.create(**{**question(), "model": name})
+        with claude.messages.stream(**{**question(), "model": name}) as stream:
+            final = stream.get_final_message()
+        with pytest.raises(anthropic.BadRequestError, match="pinned"):
+            claude.messages.create(**{**question(), "model": "nobody"})
+    text = "".join(block.text for block in answer.content if block.type == "text")
+    assert text.strip() == expected.text
+    assert any(getattr(block, "citations", None) for block in answer.content)
+    assert (final.content[0].text, final.model) == (text, name)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_signs_that_end_lines_stay_in_a_stream(
+    offer: OfferedModel, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    text = "It takes\u2028forty-five\x85days 😀."
+    record = {"id": "x", "choices": [{"index": 0, "delta": {"content": text}}]}
+    content = f"data: {json.dumps(record, ensure_ascii=False)}\n\ndata: [DONE]\n\n".encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(content), size):
+            yield content[start : start + size]
+
+    def respond(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=chunks(), headers={"content-type": "text/event-stream"})
+
+    usual = httpx.AsyncClient
+    transport = httpx.MockTransport(respond)
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **rest: usual(**rest, transport=transport))
+    with serving([offer], access=Access(upstream="http://elsewhere/v1")) as server:
+        answer = server.post(PATH, {**BODY, "stream": True}).body
+    first, cited, end = (line for line in answer.split(b"\n") if line)
+    assert first == content.split(b"\n")[0]
+    assert end == b"data: [DONE]"
+    check_records(json.loads(cited.removeprefix(b"data: "))["attnflow"]["citations"], text)
 
 
 def test_an_upstream_that_is_not_there_is_told(offer: OfferedModel) -> None:

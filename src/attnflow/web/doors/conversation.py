@@ -92,7 +92,7 @@ def answer_conversation(
     model: Model, conversation: Conversation, text: str | None = None
 ) -> CitedAnswer:
     """Let the model answer, or read the answer that is there (`text`), and cite the documents."""
-    if not conversation.documents:
+    if not conversation.documents or (text is not None and not text.strip()):
         return _uncited(model, conversation, text)
     writing = {"max_new_tokens": conversation.max_tokens, **conversation.options}
     question, documents = _asked(model, conversation)

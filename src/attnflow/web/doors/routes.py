@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -44,10 +44,14 @@ DOORS: dict[str, type[DoorRequest]] = {
 }
 
 
-def add_doors(app: FastAPI, server: Server) -> None:
-    """Add the addresses that clients of these APIs call."""
+Write = Callable[[Request, Conversation], Awaitable[str | Response]]
+"""Lets somebody else write the answer to a request; a response is an error of theirs."""
+
+
+def add_doors(app: FastAPI, server: Server, write: Write | None = None) -> None:
+    """Add the addresses that clients of these APIs call. write: by default the model here does."""
     for path, kind in DOORS.items():
-        app.post(path)(_answering(server, kind))
+        app.post(path)(_answering(server, kind, write))
 
     @app.post("/v1/messages/count_tokens")
     async def token_count(request: Request) -> Response:
@@ -73,13 +77,17 @@ def _model_record(name: str) -> dict[str, Any]:
     return {**ours, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def _answering(server: Server, kind: type[DoorRequest]) -> Callable[..., Any]:
+def _answering(server: Server, kind: type[DoorRequest], write: Write | None) -> Callable[..., Any]:
     async def answer(request: Request) -> Response:
         body = await request.body()
         conversation = read_door(kind, body)
-        model = offered(server, conversation.model)
-        reply: Reply = kind.model_validate_json(body).reply(model.name)
-        job = submit(server, model, conversation)
+        model = offered(server, conversation.model if write is None else "")
+        text = None if write is None else await write(request, conversation)
+        if isinstance(text, Response):
+            return text
+        name = model.name if write is None else conversation.model
+        reply: Reply = kind.model_validate_json(body).reply(name)
+        job = submit(server, model, conversation, text)
         if conversation.stream:
             # Without a chat template the model writes on behind its answer: that is not sent.
             hear = (lambda: job.text.strip()) if model.chats else str
