@@ -419,7 +419,12 @@ def test_a_folder_of_photos_and_what_cannot_be_read(
     out = tmp_path / "maps"
     status, words = run("explain", "--model", folder, tmp_path, "--output", out)
     assert status == 0, words
-    assert [path.name for path in out.iterdir()] == ["photo.png.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["contact-sheet.png", "photo.png.png"]
+    status, words = run("explain", "--model", folder, tmp_path, "--output", tmp_path / "all.pdf")
+    assert (tmp_path / "all.pdf").stat().st_size > 1000
+    status, words = run("explain", "--model", folder, tmp_path, "--output", tmp_path / "all.html")
+    assert "name a folder, or a picture" in words
+    status, words = run("explain", "--model", folder, tmp_path, "--output", out)
     assert "'broken.jpg' is not an image" in words
     photo.unlink()
     status, words = run("explain", "--model", folder, tmp_path)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
 _FIGURES = ("overlay", "methods")
+_SHEET = "contact-sheet.png"
+_MOST_ON_SHEET = 60  # photos
 _SIDE_BY_SIDE = (
     *("gradient-attention", "alti", "norm-rollout", "rollout", "gradient-rollout", "raw"),
 )
@@ -73,9 +75,10 @@ def _check_figure(figure: str | None, output: Path | None, *, as_json: bool, sev
         raise InputError(f"--figure {figure} needs a file: --output {figure}.png.")
     if not several or as_json:
         writing.check_output(output, as_json=as_json)
-    elif output is not None and output.suffix in writing.ENDINGS:
+    elif output is not None and output.suffix in (".json", ".safetensors", ".html"):
         raise InputError(
-            f"--output {str(output)!r} is a file, and there are several photos: name a folder."
+            f"--output {str(output)!r} is one file for several photos: name a folder, or "
+            "a picture such as sheet.png for all of them on one."
         )
 
 
@@ -91,6 +94,8 @@ def _explain_folder(
 
     photos = list_photos(folder)
     failures = 0
+    sheet = output if output is None or output.suffix in writing.PICTURES else output / _SHEET
+    on_sheet: list[Attribution] = []
     with writing.progress_bars("photos"):
         for number, photo in enumerate(photos):
             tell("photos", number, len(photos))
@@ -101,10 +106,26 @@ def _explain_folder(
                 failures += 1
                 typer.echo(f"attnflow: {error}", err=True)
                 continue
-            file = None if output is None else writing.make_folder(output) / f"{photo.name}.png"
-            _deliver(results, as_json, file)
+            on_sheet += results[:1] if len(on_sheet) < _MOST_ON_SHEET else []
+            if output is None or output != sheet:
+                file = None if output is None else writing.make_folder(output) / f"{photo.name}.png"
+                _deliver(results, as_json, file)
     if failures == len(photos):
         raise InputError(f"None of the {len(photos)} images in {str(folder)!r} could be read.")
+    if sheet is not None and not as_json:
+        _write_sheet(on_sheet, sheet, len(photos) - failures)
+
+
+def _write_sheet(results: list[Attribution], file: Path, count: int) -> None:
+    """Draw all photos on one picture: what the model says of each, and what that rests on."""
+    from attnflow.show.plots import overlay_figure
+
+    names = [
+        "\n".join([_name(each), *(verdict.claim for verdict in each.verdicts[:1] if verdict)])
+        for each in results
+    ]
+    shown = f"the first {len(results)} of {count} photos" if len(results) < count else ""
+    writing.write_figure(overlay_figure(results, names=names, heading=shown), file)
 
 
 def _explain(
@@ -128,17 +149,22 @@ def _explain(
 
 def _deliver(results: list[Attribution], as_json: bool, output: Path | None) -> None:
     result = results[0]
-    name = str(result.provenance.get("image", ""))
-    heading = name if result.prediction is None else f"{name}: {result.prediction}"
+    heading = _name(result)
     writing.tell_remarks(result)
     if as_json:
         writing.print_json(result.to_dict())
     elif output is None:
-        _show(result, name)
+        _show(result, str(result.provenance.get("image", "")))
     else:
         from attnflow.show.plots import overlay_figure
 
         writing.write_result(result, output, lambda _: overlay_figure(results, heading=heading))
+
+
+def _name(result: Attribution) -> str:
+    """Name a photo by its file and what the model says of it."""
+    name = str(result.provenance.get("image", ""))
+    return name if result.prediction is None else f"{name}: {result.prediction}"
 
 
 def _show(result: Attribution, name: str) -> None:
