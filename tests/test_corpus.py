@@ -108,13 +108,13 @@ def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
     options: Any = {"methods": methods, "shard_size": 3, "top": 3}
     result = run((model, tokenizer), data, tmp_path / "out", **options)
     rows = rows_of(result)
-    assert [(row["text"], row["method"]) for row in rows] == [
+    assert [(row["row"], row["method"]) for row in rows] == [
         (number, method) for number in range(len(TEXTS)) for method in methods
     ]
     with quiet_about_limits():
         for row in rows:
             alone = explain(
-                (model, tokenizer), TEXTS[row["text"]], row["method"], targets=0, layers=-1
+                (model, tokenizer), TEXTS[row["row"]], row["method"], targets=0, layers=-1
             )
             same_top(row, alone, 3)
             assert row["target"] == alone.targets.text[0]
@@ -123,6 +123,30 @@ def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
             if row["method"] == "flow":
                 first = row["sources"][0]
                 assert first["lower"] <= first["value"] <= first["upper"]
+
+
+def test_rows_carry_text_and_verdict_and_a_flat_table_lies_beside_them(tmp_path: Path) -> None:
+    model = classifier()
+    options: Any = {"methods": ["rollout", "raw"], "check": True, "top": 2, "shard_size": 3}
+    result = run(model, write_texts(tmp_path), tmp_path / "out", **options)
+    rows = rows_of(result)
+    for row in rows:
+        assert row["text"] == TEXTS[row["row"]]
+        alone = explain(model, row["text"], row["method"], layers=-1)
+        verdict = alone.verdicts[0] if row["method"] == "rollout" else None  # of the first method
+        assert row["verdict"] == (verdict and verdict.kind)
+        assert verdict is None or row["claim"].startswith(verdict.claim)
+    with (tmp_path / "out" / "_sources.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    expected = [
+        (str(row["row"]), row["text"], row["method"], str(rank), source["text"])
+        for row in rows
+        for rank, source in enumerate(row["sources"], 1)
+    ]
+    names = ("row", "text", "method", "rank", "source")
+    assert [tuple(line[name] for name in names) for line in lines] == expected
+    kinds = Counter(row["verdict"] for row in rows if row["verdict"])
+    assert corpus.summarize(result).verdicts == kinds
 
 
 @pytest.mark.parametrize("method", [None, "gradient-attention"])
@@ -134,7 +158,7 @@ def test_a_language_model_is_explained_as_by_explain(tmp_path: Path, method: str
     assert result.methods == (method or "balanced",)
     for row in rows_of(result):
         with quiet_about_limits():
-            alone = explain((model, tokenizer), TEXTS[row["text"]], method, layers=-1)
+            alone = explain((model, tokenizer), TEXTS[row["row"]], method, layers=-1)
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-8)
         assert row["prediction"] == alone.prediction.label
         assert close(row["probability"], alone.prediction.probability)
@@ -150,9 +174,9 @@ def test_completions_get_what_explain_completion_gives(tmp_path: Path, method: s
     data = write_jsonl(tmp_path, [{"prompt": p, "completion": c} for p, c in pairs])
     methods = [method] if method else []
     rows = rows_of(run((model, tokenizer), data, tmp_path / "out", methods=methods))
-    assert [row["text"] for row in rows] == [0, 0, 0, 1, 2, 2]
+    assert [row["row"] for row in rows] == [0, 0, 0, 1, 2, 2]
     for number, (prompt, completion) in enumerate(pairs):
-        own = [row for row in rows if row["text"] == number]
+        own = [row for row in rows if row["row"] == number]
         with quiet_about_limits():
             alone = generate(
                 (model, tokenizer), prompt, completion=completion, method=method
@@ -181,7 +205,7 @@ def test_completions_are_made_where_there_are_none(
     assert lengths == [2]  # written together
     for number, prompt in enumerate(prompts):
         for method in ("rollout", "raw"):
-            own = [row for row in rows if (row["text"], row["method"]) == (number, method)]
+            own = [row for row in rows if (row["row"], row["method"]) == (number, method)]
             written = {"max_new_tokens": 3} if prompt != "the king" else {"completion": "saw her"}
             with quiet_about_limits():
                 alone = generate((model, tokenizer), prompt, method, **written)
@@ -195,11 +219,11 @@ def test_all_targets_and_chosen_ones(tmp_path: Path) -> None:
     data = write_texts(tmp_path, ["the key", "the king"])
     pair, methods = (model, tokenizer), ["raw", "rollout"]
     every = run(pair, data, tmp_path / "all", targets="all", methods=methods)
-    order = [(row["target_position"], row["method"]) for row in rows_of(every) if not row["text"]]
+    order = [(row["target_position"], row["method"]) for row in rows_of(every) if not row["row"]]
     length = len(order) // 2
     assert order == [(k, name) for k in range(length) for name in ("raw", "rollout")]
     some = run(pair, data, tmp_path / "some", targets=["key"], methods=methods)
-    by_text = {row["text"]: row["error"] for row in rows_of(some)}
+    by_text = {row["row"]: row["error"] for row in rows_of(some)}
     assert by_text[0] is None
     assert "'key'" in by_text[1]
 
@@ -243,7 +267,7 @@ def test_a_classifier_that_reads_the_mean_gets_the_row_of_all_positions(
     data, pair = write_texts(tmp_path), (model, tokenizer)
     rows = rows_of(run(pair, data, tmp_path / "out", values=True, methods=[method]))
     for row in rows:
-        alone = explain((model, tokenizer), TEXTS[row["text"]], method, layers=-1)
+        alone = explain((model, tokenizer), TEXTS[row["row"]], method, layers=-1)
         assert row["target"] == ALL_POSITIONS == alone.targets.text[0]
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-3, abs=1e-6)
         assert row["prediction"] == alone.prediction.label
@@ -258,7 +282,7 @@ def test_a_token_classifier_is_explained_by_the_answer_of_the_target(
     rows = rows_of(run((model, tokenizer), write_texts(tmp_path), tmp_path / "out", **options))
     for row in rows:
         options = {"targets": targets, "layers": -1}
-        alone = explain((model, tokenizer), TEXTS[row["text"]], "gradient-attention", **options)
+        alone = explain((model, tokenizer), TEXTS[row["row"]], "gradient-attention", **options)
         assert row["target_position"] == alone.targets.positions[0]
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-3, abs=1e-6)
 
@@ -268,7 +292,7 @@ def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
     data = write_texts(tmp_path)
     result = run((model, tokenizer), data, tmp_path / "out", values=True)
     for row in rows_of(result):
-        alone = explain((model, tokenizer), TEXTS[row["text"]], layers=-1)
+        alone = explain((model, tokenizer), TEXTS[row["row"]], layers=-1)
         assert row["method"] == alone.method.label
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
 
@@ -284,7 +308,7 @@ def test_without_an_answer_every_position_is_explained_as_by_explain(tmp_path: P
         for number, text in enumerate(TEXTS):
             with quiet_about_limits():
                 alone = explain(model, text, "rollout", layers=-1)
-            values = [row["values"] for row in rows if row["text"] == number]
+            values = [row["values"] for row in rows if row["row"] == number]
             assert len(values) == len(alone.sources)
             np.testing.assert_allclose(values, alone.values[0], rtol=1e-5, atol=1e-7)
 
@@ -613,14 +637,14 @@ def test_processes_give_the_rows_of_one_and_survive_their_deaths(tmp_path: Path)
         result = run(None, data, tmp_path / "two", engine, **options)
     assert victims
     assert result.complete
-    same = ["text", "method", "sources", "prediction", "probability"]
+    same = ["row", "method", "sources", "prediction", "probability"]
     expected = corpus.read(tmp_path / "one")
     tables = [each.to_arrow(same).to_pylist() for each in (result, expected)]
     for row, other in zip(*tables, strict=True):
         shares, others = ({s["position"]: s["share"] for s in r["sources"]} for r in (row, other))
         assert shares == pytest.approx(others, abs=1e-5)  # threads decide the last digits
         assert row["probability"] == pytest.approx(other["probability"], abs=1e-5)
-        assert (row["text"], row["prediction"]) == (other["text"], other["prediction"])
+        assert (row["row"], row["prediction"]) == (other["row"], other["prediction"])
 
 
 def _children(parent: int) -> list[int]:
@@ -648,6 +672,20 @@ def test_progress_counts_what_is_done() -> None:
         counter.add(PartNotes(shard=0, texts=5, errors=1, tokens=40))
         counter.tell()
     assert told == {"texts": 7, "tokens": 40, "texts without a result": 2}
+
+
+def test_how_long_it_takes_is_told_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnflow.corpus.corpus_run._WORTH_MEASURING", 3)
+    stages: list[tuple[str, int, int]] = []
+    with listening(lambda state: stages.append((state.stage, state.done, state.total))):
+        result = run(classifier(), write_texts(tmp_path), tmp_path / "out", methods=["raw"])
+    told = [stage for stage, *_ in stages]
+    assert told.index("expected seconds") < told.index("texts")
+    [(seconds, texts)] = [(s, n) for stage, s, n in stages if stage == "expected seconds"]
+    assert (texts, seconds >= 1) == (len(TEXTS), True)
+    assert result.texts == len(TEXTS)  # what was timed is not there twice
 
 
 class _FakeProcess:
@@ -701,7 +739,7 @@ def test_texts_under_suspicion_are_run_alone_and_fatal_ones_not_at_all(tmp_path:
     assert notes.errors == 1
     assert rows[2]["error"] == "It ended the process."
     assert all(len(batch) == 1 for batch in batches)
-    assert [row["flags"] for row in rows if row["text"] in (0, 1)] == [["alone"], []]
+    assert [row["flags"] for row in rows if row["row"] in (0, 1)] == [["alone"], []]
 
 
 def test_a_full_disk_ends_the_run_and_the_next_goes_on(

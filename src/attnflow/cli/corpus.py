@@ -62,6 +62,7 @@ def run(
     values: Annotated[bool, typer.Option("--values")] = False,
     max_new_tokens: int = 0,
     chat: options.Chat = False,
+    check: Annotated[bool, typer.Option("--check")] = False,
     batch_tokens: int = 2048,
     shard_size: int = 512,
     engine: str = "local",
@@ -90,6 +91,8 @@ def run(
     top: How many sources are kept for each target.
     values: Keep the values of all sources, too.
     max_new_tokens: Where a prompt has no completion, write one of this many tokens.
+    check: Say what each answer rests on: it is read again without what is named, which takes
+        several times as long.
     batch_tokens: How many tokens go through the model at once, with padding.
     shard_size: How many texts are written together.
     engine: 'local' for processes, or 'ray' for a cluster.
@@ -119,6 +122,7 @@ def run(
         values=values,
         max_new_tokens=max_new_tokens,
         chat=chat,
+        check=check,
         batch_tokens=batch_tokens,
         shard_size=shard_size,
     )
@@ -126,6 +130,7 @@ def run(
         result = corpus.run(model, data, output, settings=settings, engine=place)
     failed = f", {result.errors:,} of them without a result" if result.errors else ""
     typer.echo(f"{result.texts:,} texts in {str(output)!r}{failed}", err=True)
+    typer.echo(f"The strongest sources as a table: {output / '_sources.csv'}", err=True)
     typer.echo(f"What they say: attnflow corpus summary {output}", err=True)
 
 
@@ -173,6 +178,8 @@ def _show(summary: Summary, console: Console) -> None:
     record = summary.to_dict()
     for sentence, count in record["errors"].items():
         console.print(f"{count:,} texts failed: {escape(sentence)}", style="yellow", soft_wrap=True)
+    for sentence, share in record["verdicts"].items():
+        console.print(f"{percent(share, 1)} of the answers {sentence}")
     for name, method in record["methods"].items():
         console.print(f"[bold]{escape(name)}[/bold]: {method['rows']:,} rows", soft_wrap=True)
         sources = list(method["strongest"].items())[:5]
@@ -236,6 +243,10 @@ class _State:
             self.tokens = progress.done
         elif progress.stage == "texts without a result":
             self.errors = progress.done
+        elif progress.stage == "expected seconds":
+            length = timedelta(seconds=progress.done)
+            pace = progress.total / progress.done
+            typer.echo(f"{progress.total:,} texts take about {length} ({pace:,.1f}/s)", err=True)
         elif progress.stage == "texts":
             if self.resumed is None:
                 self.resumed, self.begin = progress.done, time.monotonic()

@@ -124,8 +124,8 @@ def _write_sheet(results: list[Attribution], file: Path, count: int) -> None:
         "\n".join([_name(each), *(verdict.claim for verdict in each.verdicts[:1] if verdict)])
         for each in results
     ]
-    shown = f"the first {len(results)} of {count} photos" if len(results) < count else ""
-    writing.write_figure(overlay_figure(results, names=names, heading=shown), file)
+    heading = f"the first {len(results)} of {count} photos" if len(results) < count else ""
+    writing.write_figure(overlay_figure(results, names=names, heading=heading), file)
 
 
 def _explain(

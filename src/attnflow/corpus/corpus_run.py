@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnflow._version import __version__
 from attnflow.corpus.engines import Engine, Event, JobSpec, Local, Ray
 from attnflow.corpus.folder import Corpus, OutputFolder, PartNotes, open_folder, read
-from attnflow.corpus.plan import Plan
+from attnflow.corpus.plan import Plan, Shard
 from attnflow.corpus.settings import Settings
 from attnflow.data import find_files
 from attnflow.errors import InputError, StoppedError, shorten
@@ -21,6 +21,11 @@ from attnflow.errors.progress import tell
 if TYPE_CHECKING:
     from attnflow.hosts.load import ModelLike
     from attnflow.hosts.model import Model
+
+EXPECTED_SECONDS = "expected seconds"
+"""The stage that tells, before the work begins, how long all texts will take."""
+_WORTH_MEASURING = 200  # texts from which on an estimate is worth its time
+_SAMPLE = 16  # texts that are timed for it
 
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -67,7 +72,9 @@ def run(
         folder.check(record)
         with closing(start_engine(job, engine, loaded)) as started:
             _finish(folder, plan, record, started)
-    return read(job.output)
+    corpus = read(job.output)
+    corpus.write_sources()
+    return corpus
 
 
 def start_engine(job: JobSpec, options: Local | Ray, loaded: Model | None) -> Engine:
@@ -92,6 +99,7 @@ def _finish(folder: OutputFolder, plan: Plan, record: dict[str, Any], engine: En
     about = {name: manifest[name] for name in ("fingerprint", "settings", "provenance")}
     parts = folder.parts(manifest["fingerprint"])
     missing = [shard for shard in plan.shards if shard.number not in parts]
+    _tell_estimate(engine, missing)
     counter = ProgressCounter(plan.rows)
     for notes in parts.values():
         counter.finish(notes, new=False)
@@ -105,6 +113,16 @@ def _finish(folder: OutputFolder, plan: Plan, record: dict[str, Any], engine: En
             f"interrupted; {counter.texts:,} of {plan.rows:,} texts are kept in "
             f"{str(folder.path)!r}, and the same command goes on from there."
         ) from None
+
+
+def _tell_estimate(engine: Engine, shards: Sequence[Shard]) -> None:
+    """Time some texts and tell how many seconds all of them will take; a short run just begins."""
+    texts = sum(shard.count for shard in shards)
+    if texts < _WORTH_MEASURING:
+        return
+    pace = engine.pace(replace(shards[0], count=min(shards[0].count, _SAMPLE)))
+    if pace is not None:
+        tell(EXPECTED_SECONDS, max(1, round(pace * texts)), texts)
 
 
 @dataclass

@@ -87,6 +87,10 @@ class Engine(ABC):
     def identity(self) -> Identity:
         """Load the model somewhere and say what it is."""
 
+    def pace(self, sample: Shard) -> float | None:
+        """Return the seconds that a text takes, measured on some; None where nothing measures."""
+        return None
+
     @abstractmethod
     def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Have these shards explained and committed; `about` goes into every part."""

@@ -2,6 +2,7 @@
 
     _manifest.json       what the run is; written first
     part-00000000.parquet   the rows of one shard, for every shard that is done
+    _sources.csv         their strongest sources, a line each, once all are done
     _lock                held while a run goes on
 
 A part appears whole or not at all, under a name that only its shard has. That it is there is the
@@ -20,7 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from attnflow import storage
@@ -36,6 +39,9 @@ _METADATA = b"attnflow"  # the key of a part's metadata: its run and its provena
 _FORMAT = "attnflow corpus 1"
 _LOCK = "_lock"
 _PARTS = "part-*.parquet"
+_SOURCES = "_sources.csv"
+_FLAT = ("row", "id", "text", "method", "target", "prediction", "probability", "claim")
+_LONGEST_TEXT = 200  # characters of a text in the flat table
 
 
 @dataclass(frozen=True)
@@ -252,10 +258,36 @@ class Corpus:
         optional_import("pandas", extra="pandas", purpose="to_pandas()")
         return self.to_arrow(columns).to_pandas()
 
+    def write_sources(self) -> Path:
+        """Write a flat table for spreadsheets beside the parts: a line for each source."""
+        import pyarrow.csv
+
+        def write(path: Path) -> None:
+            schema = _flat(SCHEMA.empty_table()).schema
+            with pyarrow.csv.CSVWriter(path, schema) as writer:
+                for table in self.tables():
+                    writer.write_table(_flat(table))
+
+        storage.write_safely(self.path / _SOURCES, write)
+        return self.path / _SOURCES
+
     def __repr__(self) -> str:
         total = "" if self.complete else f" of {int(self.settings['texts']):,}"
         failed = f", {self.errors:,} failed" if self.errors else ""
         return f"<Corpus {self.texts:,}{total} texts{failed}, {', '.join(self.methods)}>"
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """Return a row for each source, behind what its row says; texts are cut to their beginning."""
+    lists = table["sources"].combine_chunks()
+    owners, sources = pc.list_parent_indices(lists), pc.list_flatten(lists)
+    numbers = owners.to_numpy()
+    columns = {name: table[name].take(owners) for name in _FLAT}
+    columns["text"] = pc.utf8_slice_codeunits(columns["text"], 0, _LONGEST_TEXT)
+    columns["rank"] = pa.array(np.arange(1, len(numbers) + 1) - np.searchsorted(numbers, numbers))
+    columns["source"] = pc.struct_field(sources, "text")
+    columns |= {name: pc.round(pc.struct_field(sources, name), 6) for name in ("share", "value")}
+    return pa.table(columns)
 
 
 def read(path: str | os.PathLike[str]) -> Corpus:

@@ -142,6 +142,17 @@ class ProcessPool(Engine):
             self._take_start(process, message)
         return self._identity
 
+    def pace(self, sample: Shard) -> float | None:
+        """Have the process that is ready time some texts; all of them share the work later."""
+        next(process for process in self._processes if process.ready).send({"sample": vars(sample)})
+        while True:
+            process, message = self._inbox.get()
+            if message is None:  # a text ended it: the run finds out which
+                self._replace(process, None)
+                return None
+            if "pace" in message:
+                return float(message["pace"]) / self._count
+
     def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Give each process the next shard when it has done one."""
         if self._identity is None:

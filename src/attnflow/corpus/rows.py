@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ SOURCE = pa.struct(
 )
 SCHEMA = pa.schema(
     [
-        pa.field("text", pa.int64(), nullable=False),
+        pa.field("row", pa.int64(), nullable=False),
         pa.field("id", pa.string()),
+        pa.field("text", pa.string()),
         pa.field("tokens", pa.int32()),
         pa.field("method", pa.string()),
         pa.field("target", pa.string()),
@@ -43,6 +45,8 @@ SCHEMA = pa.schema(
         pa.field("level", pa.string()),
         pa.field("prediction", pa.string()),
         pa.field("probability", pa.float64()),
+        pa.field("verdict", pa.string()),
+        pa.field("claim", pa.string()),
         pa.field("sources", pa.list_(SOURCE)),
         pa.field("source_count", pa.int32()),
         pa.field("elsewhere", pa.float64()),
@@ -59,7 +63,13 @@ Members = list[list[int]]
 
 def error_row(text: CorpusText, sentence: str) -> Row:
     """Return the row of a text that could not be explained."""
-    return {"text": text.number, "id": text.id, "error": sentence}
+    return {**_place(text), "error": sentence}
+
+
+def _place(text: CorpusText) -> Row:
+    """Return what a row is found again by: its number, its id, and the text or the image's path."""
+    path = str(text.image) if isinstance(text.image, (str, Path)) else None
+    return {"row": text.number, "id": text.id, "text": text.text or path}
 
 
 def result_rows(
@@ -73,7 +83,7 @@ def result_rows(
     tables = [_Grouped(result, text, settings, documents) for result in results]
     targets = max(len(result.targets) for result in results)
     return [
-        {"text": text.number, "id": text.id, **table.row(target, flags)}
+        {**_place(text), **table.row(target, flags)}
         for target in range(targets)
         for table in tables
         if target < len(table.result.targets)
@@ -87,7 +97,7 @@ class _Grouped:
         self, result: Attribution, text: CorpusText, settings: Settings, documents: Members | None
     ) -> None:
         self.result = result.layer(settings.layers) if len(result.layers) > 1 else result
-        self.settings = settings
+        self.settings, self.verdicts = settings, result.verdicts
         self.members: Members | None = None
         self.names = list(result.sources.text)
         self.positions = list(result.sources.positions)
@@ -111,6 +121,7 @@ class _Grouped:
             answer, probability = prediction.label, prediction.probability
         elif (likely := result.provenance.get(LOG_PROBS)) is not None:
             probability = math.exp(likely[target])
+        verdict = next(iter(self.verdicts), None)
         return {
             "tokens": int(result.provenance.get("prompt_length", len(result.sources))),
             "method": result.method.label,
@@ -120,6 +131,8 @@ class _Grouped:
             "level": self.settings.level,
             "prediction": answer,
             "probability": probability,
+            "verdict": verdict and verdict.kind,
+            "claim": verdict and f"{verdict.claim}: {verdict.reason}",
             "sources": self._top(target, grouped, float(np.abs(values).sum())),
             "source_count": len(self.names),
             "elsewhere": self._elsewhere(target, values),

@@ -85,6 +85,8 @@ class Settings:
     values: keep the values of all sources too.
     max_new_tokens: where there is no completion, one of so many tokens is made; 0 makes none.
     chat: whether prompts go through the model's chat template.
+    check: say what each answer rests on, by the first method. Every text is read once or twice
+        more, alone, so a run takes several times as long.
     batch_tokens: how many tokens go through the model at once, padding included.
     shard_size: how many texts are committed together.
 
@@ -101,6 +103,7 @@ class Settings:
     values: bool = False
     max_new_tokens: int = 0
     chat: bool = False
+    check: bool = False
     batch_tokens: int = 2048
     shard_size: int = 512
 

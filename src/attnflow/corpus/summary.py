@@ -28,14 +28,21 @@ _EXAMPLES = 10  # of texts on which two methods disagree
 _SENTENCES = 5
 _MOST_COUNTED = 200_000
 _COLUMNS = (
-    *("text", "id", "method", "target", "target_position", "prediction"),
-    *("sources", "source_count", "flags", "error"),
+    *("row", "id", "text", "method", "target", "target_position", "prediction"),
+    *("verdict", "sources", "source_count", "flags", "error"),
 )
 _TEMPLATE = Path(__file__).parent / "templates" / "summary.html.j2"
 _FLAGS = {
-    "collapsed": "the row is nearly the same for every target",
-    "saturated": "most of its values no longer depend on the target",
+    "collapsed": "the method says nearly the same for every position",
+    "saturated": "most shares no longer depend on what is explained",
     "alone": "a batch failed, and its texts were run one by one",
+}
+_VERDICTS = {
+    "rests": "rest on one source: hidden, it takes the answer with it",
+    "either": "rest on any one of several sources: the others are enough without it",
+    "together": "rest on several sources together",
+    "partly": "rest in part on what is named",
+    "none": "have no source: they are as likely without what is named",
 }
 Row = Mapping[str, Any]
 
@@ -107,8 +114,9 @@ def _count(counter: Counter[str], values: Any) -> None:
 class Disagreement:
     """A text on which two methods name different sources: the strongest of each."""
 
-    text: int
+    row: int
     id: str | None
+    text: str | None
     target: str
     sources: tuple[str, str]
     overlap: float
@@ -146,9 +154,9 @@ class PairSummary:
         if first[0] != second[0]:
             names = (row["sources"][0]["text"], other["sources"][0]["text"])
             self.examples.append(
-                Disagreement(row["text"], row["id"], row["target"], names, overlap)
+                Disagreement(row["row"], row["id"], row["text"], row["target"], names, overlap)
             )
-            self.examples.sort(key=lambda example: (example.overlap, example.text))
+            self.examples.sort(key=lambda example: (example.overlap, example.row))
             del self.examples[_EXAMPLES:]
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,6 +181,7 @@ class Summary:
     pairs: Mapping[tuple[str, str], PairSummary]
     predictions: Counter[str]
     errors: Counter[str]
+    verdicts: Counter[str] = field(default_factory=Counter)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -181,6 +190,11 @@ class Summary:
             "complete": self.corpus.complete,
             "errors": dict(self.errors.most_common(_SENTENCES)),
             "level": self.corpus.settings["level"],
+            "verdicts": {
+                sentence: self.verdicts[kind] / self.verdicts.total()
+                for kind, sentence in _VERDICTS.items()
+                if self.verdicts[kind]
+            },
             "predictions": dict(self.predictions.most_common(_SOURCES)),
             "methods": {name: method.to_dict() for name, method in self.methods.items()},
             "pairs": [
@@ -213,12 +227,14 @@ def summarize(corpus: Corpus | str | os.PathLike[str]) -> Summary:
     corpus = corpus if isinstance(corpus, Corpus) else read(corpus)
     methods: dict[str, MethodSummary] = {}
     pairs: dict[tuple[str, str], PairSummary] = {}
-    predictions, errors = Counter[str](), Counter[str]()
+    predictions, errors, verdicts = Counter[str](), Counter[str](), Counter[str]()
     for table in corpus.tables(_COLUMNS):
         _count(errors, table["error"])
         table = table.filter(pc.is_null(table["error"]))
-        targets = table.group_by(["text", "target_position"], use_threads=False)
+        targets = table.group_by(["row", "target_position"], use_threads=False)
         _count(predictions, targets.aggregate([("prediction", "first")])["prediction_first"])
+        answers = table.filter(pc.is_valid(table["verdict"])).group_by("row", use_threads=False)
+        _count(verdicts, answers.aggregate([("verdict", "first")])["verdict_first"])
         for name in pc.unique(table["method"]).to_pylist():
             rows = table.filter(pc.equal(table["method"], name))
             methods.setdefault(name, MethodSummary()).add(rows)
@@ -229,7 +245,7 @@ def summarize(corpus: Corpus | str | os.PathLike[str]) -> Summary:
                     pair.add(row, other)
     if not methods and not errors:
         raise InputError(f"{str(corpus.path)!r} holds no rows yet.")
-    return Summary(corpus, methods, pairs, predictions, errors)
+    return Summary(corpus, methods, pairs, predictions, errors, verdicts)
 
 
 def _by_target(table: pa.Table) -> Iterator[Sequence[Row]]:
@@ -237,5 +253,5 @@ def _by_target(table: pa.Table) -> Iterator[Sequence[Row]]:
     rows: Iterator[Row] = (
         row for batch in table.to_batches(max_chunksize=1000) for row in batch.to_pylist()
     )
-    for _, group in groupby(rows, key=lambda row: (row["text"], row["target_position"])):
+    for _, group in groupby(rows, key=lambda row: (row["row"], row["target_position"])):
         yield list(group)

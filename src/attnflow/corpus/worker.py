@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,10 +46,11 @@ def _open_batches(model: Model, settings: Settings, columns: Columns) -> batches
             layers=settings.layers,
             max_new_tokens=settings.max_new_tokens,
             chat=settings.chat,
+            check=settings.check,
         )
     kind = batches.TextBatches if columns.image is None else batches.ImageBatches
     targets: Any = settings.targets
-    return kind(model, methods, targets=targets, layers=settings.layers)
+    return kind(model, methods, targets=targets, layers=settings.layers, check=settings.check)
 
 
 class ShardWorker:
@@ -77,6 +79,17 @@ class ShardWorker:
             "tokenizer": None if tokenizer is None else digest_tokenizer(tokenizer),
         }
         return Identity(settings, provenance_of(module, dtype))
+
+    def pace(self, sample: Shard) -> float:
+        """Return the seconds that a text of these takes; one is run before, to warm up."""
+        texts = self._reader.read(sample)
+        groups = [batch for batch, _ in self._divide(texts, {}, (), {})]
+        for batch in groups[:1]:
+            self._explain(batch[:1], alone=False)
+        begin = time.monotonic()
+        for batch in groups:
+            self._explain(batch, alone=False)
+        return (time.monotonic() - begin) / len(texts)
 
     def run(
         self,
@@ -184,6 +197,10 @@ class InlineEngine(Engine):
     def identity(self) -> Identity:
         """Describe the model as it is."""
         return self._worker.identity()
+
+    def pace(self, sample: Shard) -> float | None:
+        """Measure it here."""
+        return self._worker.pace(sample)
 
     def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Explain one after the other."""

@@ -54,6 +54,9 @@ def _serve(start: dict[str, Any], out: IO[bytes]) -> None:
     _send(out, {"ready": vars(worker.identity())})
     for line in sys.stdin:
         task = json.loads(line)
+        if "sample" in task:
+            _send(out, {"pace": worker.pace(Shard(**task["sample"]))})
+            continue
         fatal = {int(number): sentence for number, sentence in task["fatal"].items()}
         notes = worker.run(Shard(**task["shard"]), task["about"], fatal, task["suspects"])
         _send(out, {"part": vars(notes)})

@@ -17,12 +17,13 @@ import torch
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, TokensError
 from attnflow.explainers.answer_rows import Targets, answer_rows, apply_method, needs_own_gradients
+from attnflow.explainers.completions import check_completion
 from attnflow.explainers.defaults import default_method, depends_on_text
 from attnflow.explainers.gradient_rows import explain_last_rows
 from attnflow.explainers.prompts import Prompt, as_chat, encode_parts, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import Completion, check_room, completion_ids
-from attnflow.explainers.texts import default_for
+from attnflow.explainers.texts import check_answer, default_for
 from attnflow.explainers.writer import write
 from attnflow.hosts.capture import capture
 from attnflow.hosts.images import prepare_images
@@ -96,9 +97,10 @@ class TextBatches(Batches[Any]):
         *,
         targets: Targets = None,
         layers: int = -1,
+        check: bool = False,
     ) -> None:
         super().__init__(model, list(methods) or [default_method(model)], layers)
-        self._targets = targets
+        self._targets, self._check = targets, check
         self._passes = self._divide()
 
     def length(self, item: Any) -> int:
@@ -127,6 +129,9 @@ class TextBatches(Batches[Any]):
         with quiet_about_limits():
             for explain_group, methods in self._passes:
                 results |= zip(methods, explain_group(items, methods), strict=True)
+        if self._check:
+            pairs = zip(results[self.methods[0]], items, strict=True)
+            results[self.methods[0]] = [check_answer(one, self.model, item) for one, item in pairs]
         return [[results[method][k] for method in self.methods] for k in range(len(items))]
 
     def _divide(self) -> list[tuple[Callable[[Sequence[Any], list[Any]], Results], list[Method]]]:
@@ -241,12 +246,13 @@ class CompletionBatches(Batches[PromptText]):
         layers: int = -1,
         max_new_tokens: int = 0,
         chat: bool = False,
+        check: bool = False,
     ) -> None:
         checked_generator(model.module)
         choices: Sequence[Method | None] = methods or (None,)
         self._readers = [Reader.of(model, method) for method in choices]
         super().__init__(model, [reader.method for reader in self._readers], layers)
-        self._max_new_tokens, self._chat = max_new_tokens, chat
+        self._max_new_tokens, self._chat, self._check = max_new_tokens, chat, check
 
     def length(self, item: PromptText) -> int:
         """Count the prompt and its completion, or the room for one."""
@@ -278,7 +284,7 @@ class CompletionBatches(Batches[PromptText]):
             for item in items
         ]
         results = [reader.read_all(completions) for reader in self._readers]
-        return [list(row) for row in zip(*results, strict=True)]
+        return self._with_verdicts(completions, [list(row) for row in zip(*results, strict=True)])
 
     def _write_all(self, items: Sequence[PromptText]) -> Results:
         first, *others = self._readers
@@ -286,7 +292,16 @@ class CompletionBatches(Batches[PromptText]):
         pairs = write(first, batch, self._max_new_tokens)
         completions = [Completion(text.prompt, text.ids) for text, _ in pairs]
         results = [reader.read_all(completions) for reader in others]
-        return [[result, *row] for (_, result), *row in zip(pairs, *results, strict=True)]
+        rows = [[result, *row] for (_, result), *row in zip(pairs, *results, strict=True)]
+        return self._with_verdicts(completions, rows)
+
+    def _with_verdicts(self, completions: Sequence[Completion], rows: Results) -> Results:
+        if not self._check:
+            return rows
+        return [
+            [check_completion(self._readers[0], completion, first), *others]
+            for completion, (first, *others) in zip(completions, rows, strict=True)
+        ]
 
     def _prompt(self, item: PromptText) -> Prompt:
         return encode_prompts(self.model, self._wording(item)).prompts[0]

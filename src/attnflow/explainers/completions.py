@@ -143,7 +143,7 @@ def generate(
         _check_rerun(rerun, sources, contrast, has_images(batch.extra))
     pairs = _explain(reader, rerun, batch, completion, max_new_tokens, generate_kwargs)
     checks = check and contrast is None
-    results = [_checked(reader, *pair) if checks else pair[1] for pair in pairs]
+    results = [check_completion(reader, *pair) if checks else pair[1] for pair in pairs]
     if images is not None:
         processor = loaded.question_processor
         return with_pictures(results[0], loaded.module, inputs, processor, photos)
@@ -277,7 +277,7 @@ def _measure(reader: Reader, rerun: RerunMethod, completion: Completion) -> Attr
     return replace(result, provenance={**result.provenance, **text})
 
 
-def _checked(reader: Reader, completion: Completion, result: Attribution) -> Attribution:
+def check_completion(reader: Reader, completion: Completion, result: Attribution) -> Attribution:
     """Return the result with what the tokens that are explained rest on."""
     if has_images(reader.extra):
         return with_verdict(
