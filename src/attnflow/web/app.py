@@ -101,8 +101,13 @@ class Server:
 
     def _example(self) -> StoredResult:
         """Return the answer that was saved with the package, as if it had been asked for here."""
-        record = {"model": example.MODEL, "question": example.QUESTION, "methods": [DEFAULT]}
-        record |= {"documents": _example_documents(), "tokens": example.MAX_NEW_TOKENS}
+        record = {
+            "model": example.MODEL,
+            "question": example.QUESTION,
+            "methods": [DEFAULT],
+            "documents": _example_documents(),
+            "tokens": example.MAX_NEW_TOKENS,
+        }
         request = read_request(json.dumps(record).encode(), AskRequest, self.models, self.limits)
         comparison = Comparison((example.example_result(),))
         document = comparison.view(title=example.QUESTION)
