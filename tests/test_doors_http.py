@@ -318,6 +318,33 @@ def test_errors_of_cohere(command: cohere.ClientV2) -> None:
         command.chat(**{**sent(), "model": "command-x"})
 
 
+# -- where an answer is to end ---------------------------------------------------------------------
+
+
+def test_stops_end_an_answer_and_are_no_part_of_it(
+    gpt: openai.OpenAI, claude: anthropic.Anthropic, command: cohere.ClientV2, expected: Any
+) -> None:
+    text: str = expected.text
+    stop = text[5:8]  # inside of tokens, perhaps
+    before = text[: text.index(stop)]
+    stops = ["never", stop]
+    chat = gpt.chat.completions.create(**CHAT, max_tokens=12, stop=stops).choices[0]
+    assert (chat.message.content, chat.finish_reason) == (before.strip(), "stop")
+    pieces = gpt.chat.completions.create(**CHAT, max_tokens=12, stop=stop, stream=True)
+    deltas = [chunk.choices[0].delta.content or "" for chunk in pieces if chunk.choices]
+    assert "".join(deltas) == before.strip()
+    told = claude.messages.create(**question(), stop_sequences=stops)
+    assert (told.stop_reason, told.stop_sequence) == ("stop_sequence", stop)
+    assert "".join(block.text for block in told.content if block.type == "text") == before.strip()
+    answer = command.chat(**sent(), stop_sequences=stops)
+    assert answer.finish_reason == "STOP_SEQUENCE"
+    assert answer.message.content[0].text == before.strip()  # type: ignore[index,union-attr]
+    empty = gpt.chat.completions.create(**CHAT, max_tokens=12, stop=text[0]).choices[0]
+    assert (empty.message.content, empty.message.annotations) == ("", [])
+    with pytest.raises(openai.BadRequestError, match="at least 1 character"):
+        gpt.chat.completions.create(**CHAT, stop=[""])
+
+
 # -- what no client sends -------------------------------------------------------------------------
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v2/chat")

@@ -265,6 +265,8 @@ def read_answer(
     result = generate(model, prompt, applied, completion=answer.ids, targets=targets, check=False)
     result = mark_documents(result, documents, prompt)
     notes: dict[str, Any] = {"completion": answer.text, STATEMENTS: _marks_of(answer)}
+    if answer.stop is not None:
+        notes["stop"] = answer.stop
     if LOG_PROBS not in result.provenance:
         likely = ablate(model, prompt.ids, answer.ids, by=None).token_log_probs([()])[0]
         notes[LOG_PROBS] = likely.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ from attnflow.tokens.units import CharSpan, Unit, pieces_at, text_spans, units
 
 Question = str | Sequence[Message] | None
 """A text; a conversation, before whose last message of the user the documents stand; or nothing."""
+STOPS = "stop_strings"
+"""The option of generate() that names texts before which an answer ends."""
 _CHAT_ENDING = "\nAnswer in a few words."
 _ANY_QUESTION = "What do these documents say?"
 
@@ -82,10 +85,14 @@ def check_question(question: Question, answer: str | None, chat: bool) -> None:
 
 @dataclass(frozen=True)
 class WrittenAnswer:
-    """An answer as the model reads it: token ids, and the text of each; together they are it."""
+    """An answer as the model reads it: token ids, and the text of each; together they are it.
+
+    stop: the text at which it was to end, if it came.
+    """
 
     ids: list[int]
     pieces: list[str]
+    stop: str | None = None
 
     @property
     def text(self) -> str:
@@ -137,7 +144,7 @@ def write_answer(
     model: Model, prompt: Prompt, chat: bool, max_new_tokens: int, options: Mapping[str, Any]
 ) -> WrittenAnswer:
     """Let the model answer. Without a chat template it writes on, another question next: there
-    the first line is the answer.
+    the first line is the answer. The first of the stops in the options is no part of it.
     """
     checked_generator(model.module)
     batch = encode_prompts(model, prompt)
@@ -147,12 +154,22 @@ def write_answer(
     before = [] if model.facts.encoder_decoder else prompt.ids
     surfaces = tokens_of(model.tokenizer, [*before, *completion.ids]).surfaces()[len(before) :]
     count = len(surfaces) if chat else first_line(surfaces)
-    text = "".join(surfaces[:count])
+    text, stop = cut_at_stop("".join(surfaces[:count]), options.get(STOPS))
+    starts = list(accumulate(map(len, surfaces[:count]), initial=0))[:-1]
+    count = max(1, bisect_left(starts, len(text)))  # a token of which nothing is left is none
     begin = len(text) - len(text.lstrip())
-    starts = [
-        end - len(surface) - begin
-        for surface, end in zip(
-            surfaces[:count], accumulate(map(len, surfaces[:count])), strict=True
-        )
-    ]
-    return WrittenAnswer(completion.ids[:count], pieces_at(text.strip(), starts))
+    pieces = pieces_at(text.strip(), [start - begin for start in starts[:count]])
+    return WrittenAnswer(completion.ids[:count], pieces, stop)
+
+
+def cut_at_stop(text: str, stops: str | Sequence[str] | None) -> tuple[str, str | None]:
+    """Return a text up to the first of the stops in it, and which that is.
+
+    >>> cut_at_stop("45 days. More", [" More", "."])
+    ('45 days', '.')
+    """
+    places = {
+        text.find(stop): stop for stop in ([stops] if isinstance(stops, str) else stops or [])
+    }
+    first = min((place for place in places if place >= 0), default=len(text))
+    return text[:first], places.get(first)

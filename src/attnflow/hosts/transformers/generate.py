@@ -65,6 +65,8 @@ def run_generate(
     """Return the model's own generate(): prompt and completion, (batch, length)."""
     settings = {"do_sample": seed is not None, "use_cache": True, **options}
     _refuse_other_modes(model, settings)
+    if settings.get("stop_strings"):
+        settings["tokenizer"] = tokenizer
     if is_heard() and tokenizer is not None and len(inputs["input_ids"]) == 1:
         settings["streamer"] = _TextStream(tokenizer, options["max_new_tokens"])
     watching = nullcontext() if observer is None else watch_attention(model, observer=observer)

@@ -16,13 +16,14 @@ from attnflow.web.doors.conversation import (
     Conversation,
     Lenient,
     SentDocument,
+    Stops,
     checked_messages,
     decode_file,
     message_of,
     new_id,
     refuse_part,
-    sampling,
     sse,
+    writing_options,
 )
 
 Blocks = str | list[dict[str, Any]]
@@ -44,6 +45,7 @@ class MessagesRequest(Lenient):
     max_tokens: int = Field(default=1024, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    stop_sequences: Stops
     stream: bool = False
 
     def conversation(self, usual_tokens: int) -> Conversation:
@@ -57,7 +59,7 @@ class MessagesRequest(Lenient):
             documents=documents,
             max_tokens=self.max_tokens,
             stream=self.stream,
-            options=sampling(self.temperature, self.top_p, None),
+            options=writing_options(self.temperature, self.top_p, None, self.stop_sequences),
         )
 
     def reply(self, model: str) -> MessagesReply:
@@ -172,7 +174,9 @@ def _citation(answer: CitedAnswer, citation: Citation) -> dict[str, Any]:
 
 def _stop(answer: CitedAnswer) -> dict[str, Any]:
     reason = "max_tokens" if answer.cut_off else "end_turn"
-    return {"stop_reason": reason, "stop_sequence": None}
+    if answer.stop is not None:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": answer.stop}
 
 
 def _event(kind: str, **fields: Any) -> str:

@@ -18,12 +18,13 @@ from attnflow.web.doors.conversation import (
     Lenient,
     Message,
     SentDocument,
+    Stops,
     checked_messages,
     message_of,
     new_id,
     refuse_part,
-    sampling,
     sse,
+    writing_options,
 )
 
 _TEXTS = ("text", "snippet", "content")  # where documents have their words
@@ -39,6 +40,7 @@ class CohereRequest(Lenient):
     temperature: float | None = Field(default=None, ge=0, le=2)
     p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = None
+    stop_sequences: Stops
     stream: bool = False
 
     def conversation(self, usual_tokens: int) -> Conversation:
@@ -54,7 +56,7 @@ class CohereRequest(Lenient):
             documents=documents,
             max_tokens=self.max_tokens or usual_tokens,
             stream=self.stream,
-            options=sampling(self.temperature, self.p, self.seed),
+            options=writing_options(self.temperature, self.p, self.seed, self.stop_sequences),
         )
 
     def reply(self, model: str) -> CohereReply:
@@ -146,6 +148,8 @@ def _citation(answer: CitedAnswer, citation: Citation) -> dict[str, Any]:
 def _finish(answer: CitedAnswer) -> dict[str, Any]:
     counts = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.new_tokens}
     reason = "MAX_TOKENS" if answer.cut_off else "COMPLETE"
+    if answer.stop is not None:
+        reason = "STOP_SEQUENCE"
     return {"finish_reason": reason, "usage": {"billed_units": counts, "tokens": counts}}
 
 

@@ -9,16 +9,16 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from attnflow.attribution.citations import Citation
 from attnflow.errors import InputError, shorten
 from attnflow.explainers.answers import Answer, ask
 from attnflow.explainers.prompts import Prompt, encode_prompts
-from attnflow.explainers.questions import question_prompt, uses_chat, write_answer
+from attnflow.explainers.questions import STOPS, question_prompt, uses_chat, write_answer
 from attnflow.tokens.documents import Document, distinct_documents
 from attnflow.web.models import Limits
 
@@ -81,6 +81,7 @@ class CitedAnswer:
     prompt_tokens: int
     new_tokens: int
     cut_off: bool = False
+    stop: str | None = None
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -132,7 +133,8 @@ def cite_answer(answer: Answer, conversation: Conversation) -> CitedAnswer:
         documents=documents,
         prompt_tokens=int(about["prompt_length"]),
         new_tokens=count,
-        cut_off=count >= conversation.max_tokens,
+        cut_off="stop" not in about and count >= conversation.max_tokens,
+        stop=about.get("stop"),
     )
 
 
@@ -144,16 +146,29 @@ def _uncited(model: Model, conversation: Conversation, text: str | None) -> Cite
         return CitedAnswer(text, (), (), count, 0)
     limit, chat = conversation.max_tokens, uses_chat(model.tokenizer, None)
     answer = write_answer(model, prompt, chat, limit, conversation.options)
-    return CitedAnswer(answer.text, (), (), count, len(answer.ids), len(answer.ids) >= limit)
+    new = len(answer.ids)
+    cut_off = answer.stop is None and new >= limit
+    return CitedAnswer(answer.text, (), (), count, new, cut_off, answer.stop)
 
 
-def sampling(temperature: float | None, top_p: float | None, seed: int | None) -> dict[str, Any]:
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=200)]],
+    BeforeValidator(lambda stops: [stops] if isinstance(stops, str) else stops or []),
+    Field(default=[], max_length=16),
+]
+"""Texts before which an answer ends; one, several or none."""
+
+
+def writing_options(
+    temperature: float | None, top_p: float | None, seed: int | None, stops: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return options of generate(): greedy unless a temperature above 0 is asked for."""
+    ending = {STOPS: list(stops)} if stops else {}
     if not temperature:
-        return {}
+        return ending
     number = secrets.randbelow(2**31) if seed is None else seed
     nucleus = {} if top_p is None else {"top_p": top_p}
-    return {"seed": number, "temperature": temperature, **nucleus}
+    return {"seed": number, "temperature": temperature, **nucleus, **ending}
 
 
 def message_of(role: str, content: str) -> dict[str, str]:

@@ -19,14 +19,15 @@ from attnflow.web.doors.conversation import (
     Lenient,
     Message,
     SentDocument,
+    Stops,
     checked_messages,
     decode_file,
     message_of,
     new_id,
     now,
     refuse_part,
-    sampling,
     sse,
+    writing_options,
 )
 
 
@@ -41,6 +42,7 @@ class ChatRequest(Lenient):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = None
+    stop: Stops
     stream: bool = False
     stream_options: dict[str, Any] | None = None
 
@@ -57,7 +59,7 @@ class ChatRequest(Lenient):
             documents=[*sent_documents(self.documents), *files],
             max_tokens=self.max_completion_tokens or self.max_tokens or usual_tokens,
             stream=self.stream,
-            options=sampling(self.temperature, self.top_p, self.seed),
+            options=writing_options(self.temperature, self.top_p, self.seed, self.stop),
         )
 
     def reply(self, model: str) -> ChatReply:

@@ -18,8 +18,8 @@ from attnflow.web.doors.conversation import (
     message_of,
     new_id,
     now,
-    sampling,
     sse,
+    writing_options,
 )
 from attnflow.web.doors.openai_chat import read_content, sent_documents
 
@@ -59,7 +59,7 @@ class ResponsesRequest(Lenient):
             documents=[*sent_documents(self.documents), *files],
             max_tokens=self.max_output_tokens or usual_tokens,
             stream=self.stream,
-            options=sampling(self.temperature, self.top_p, None),
+            options=writing_options(self.temperature, self.top_p, None),
         )
 
     def reply(self, model: str) -> ResponsesReply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 
 from attnflow.errors import AttnflowError, InputError, shorten
+from attnflow.explainers.questions import STOPS, cut_at_stop
 from attnflow.web.doors.anthropic_messages import MessagesReply, MessagesRequest
 from attnflow.web.doors.cohere_chat import CohereReply, CohereRequest
 from attnflow.web.doors.conversation import (
@@ -90,7 +91,8 @@ def _answering(server: Server, kind: type[DoorRequest], write: Write | None) -> 
         job = submit(server, model, conversation, text)
         if conversation.stream:
             # Without a chat template the model writes on behind its answer: that is not sent.
-            hear = (lambda: job.text.strip()) if model.chats else str
+            stops = conversation.options.get(STOPS, ())
+            hear = (lambda: before_stops(job.text, stops).strip()) if model.chats else str
             events = stream_job(server, job, hear, reply, request.url.path)
             return StreamingResponse(events, media_type="text/event-stream")
         return JSONResponse(reply.whole(await job_answer(server, job, request)))
@@ -188,6 +190,19 @@ async def stream_job(
         yield sse(error_body(path, 500, str(error)), "error")
     finally:  # also when the client has gone
         server.jobs.forget(job)
+
+
+def before_stops(text: str, stops: Sequence[str]) -> str:
+    """Return what of a text that is being written stands before a stop, begun ones too.
+
+    >>> before_stops("It takes 45 days. En", ["END", "Enough"])
+    'It takes 45 days. '
+    """
+    text, stop = cut_at_stop(text, stops)
+    if stop is not None:
+        return text
+    begun = (k for each in stops for k in range(1, len(each)) if text.endswith(each[:k]))
+    return text[: len(text) - max(begun, default=0)]
 
 
 async def door_error(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
 from attnflow.errors import AttnflowError, InputError, optional_import
+from attnflow.explainers.questions import STOPS
 from attnflow.tokens.documents import compose_prompt, named_documents
 from attnflow.web.doors.conversation import CitedAnswer, Conversation, sse
 from attnflow.web.doors.errors import error_response
@@ -105,12 +106,13 @@ def _as_it_is(answer: httpx.Response) -> Response:
 
 def _chat_body(conversation: Conversation) -> bytes:
     """Return a conversation of any door as chat completions take it."""
+    options = {"temperature": 0, **conversation.options}  # as here, where nothing is asked for
     body = {
         "model": conversation.model,
         "messages": conversation.messages,
         "documents": [each.text for each in conversation.documents],
         "max_tokens": conversation.max_tokens,
-        **{"temperature": 0, **conversation.options},  # as here, where nothing else is asked for
+        **{("stop" if name == STOPS else name): value for name, value in options.items()},
     }
     return _asking(json.dumps(body).encode())
 
