@@ -390,7 +390,7 @@ def test_every_command_has_a_file_of_its_own() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     names |= {group.typer_instance.info.name for group in app.registered_groups}  # type: ignore[union-attr]
     files = {path.stem for path in folder.glob("*.py")}
-    files -= {"__init__", "app", "inputs", "options", "writing"}
+    files -= {"__init__", "app", "inputs", "mistakes", "options", "writing"}
     files -= {"photos"}  # of `explain`
     assert files == names - {"experiment"}  # the command of a plug-in
 

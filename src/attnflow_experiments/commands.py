@@ -42,8 +42,8 @@ for command in language.COMMANDS:
 @app.callback()
 def _list(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        for name, sentence in EXPERIMENTS.items():
-            typer.echo(f"{name}  {sentence}")
+        for name, experiment in EXPERIMENTS.items():
+            typer.echo(f"{name}  {experiment.question}. It takes {experiment.time}.")
 
 
 @app.command(name="verb-number")
@@ -301,3 +301,8 @@ def sst2(
             source=data.name,
         )
     finish(report, output, context)
+
+
+for info in app.registered_commands:
+    runs = [f"  attnflow experiment {info.name} {each}" for each in EXPERIMENTS[info.name or ""][2]]
+    info.epilog = "\b\nExamples:\n" + "\n".join(line.rstrip() for line in runs)

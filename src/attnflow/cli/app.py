@@ -36,6 +36,7 @@ from attnflow.cli.evaluate import evaluate
 from attnflow.cli.explain import explain
 from attnflow.cli.generate import generate
 from attnflow.cli.methods import methods
+from attnflow.cli.mistakes import Commands
 from attnflow.cli.report import report
 from attnflow.cli.serve import serve
 from attnflow.cli.trace import trace
@@ -93,6 +94,8 @@ def _stand_in(app: typer.Typer, name: str, sentence: str) -> None:
 app = typer.Typer(
     name="attnflow",
     help="Which input did this output come from? Attention rollout and flow for any transformer.",
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

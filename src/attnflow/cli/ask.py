@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def ask(
     question: Annotated[str, typer.Argument()],
     files: Annotated[list[str] | None, typer.Argument(metavar="DOCUMENTS")] = None,
-    documents: Annotated[list[str] | None, typer.Option(metavar="FILE")] = None,
+    documents: options.Documents = None,
     model: options.Model = None,
     method: options.Method = None,
     max_new_tokens: options.MaxNewTokens = 64,
@@ -36,9 +36,14 @@ def ask(
     """Answer QUESTION from documents and name its sources.
 
     Under the answer each of its statements has a line: what it rests on, from hiding that, and what
-    it draws on, by shares. --method careful takes ten passes for each statement and is surer.
+    it draws on, by shares.
 
-    Example: attnflow ask "How many days are there to pay?" contract.txt 'notes/*.txt'.
+    The default method is balanced: one pass, and of the quick ones the nearest to leaving sentences
+    out. --method careful takes ten passes for each statement and is surer.
+
+    Examples:
+      attnflow ask "How many days are there to pay?" contract.pdf 'notes/*.txt'
+      attnflow ask "Who signed?" contracts/ --confirm --output answer.html
 
     question: The question.
     files: The documents: text, Markdown, HTML, PDF or Word files, folders of them, patterns such

@@ -21,6 +21,10 @@ def check(
 ) -> None:
     """Check that attnflow sees what MODEL computes.
 
+    Examples:
+      attnflow check ./my-model
+      attnflow check smollm2 --text "The keys are here."
+
     model: A Hugging Face name or a local folder.
     text: The text to check it on.
     """

@@ -12,7 +12,7 @@ from rich.console import Console
 from attnflow import data, storage
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.ask import show_answer
-from attnflow.data.documents import STANDARD_INPUT, read_document, read_documents
+from attnflow.data.documents import ENDINGS, STANDARD_INPUT, read_document, read_documents
 from attnflow.errors import InputError, shorten
 from attnflow.methods import make_method
 
@@ -26,7 +26,7 @@ _ROLES = ("question", "answer", "documents")
 def cite(
     rows: Annotated[Path | None, typer.Argument(metavar="[ROWS.jsonl]")] = None,
     answer: Annotated[str | None, typer.Option(metavar="FILE")] = None,
-    document: Annotated[list[str] | None, typer.Option(metavar="FILE")] = None,
+    documents: options.Documents = None,
     question: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
     model: options.Model = None,
     method: options.Method = None,
@@ -42,13 +42,18 @@ def cite(
     itself is told. With ROWS every row is an answer of its own, and a line of JSON is printed for
     each: its citations, with their characters in the answer and in the document.
 
-    Example: attnflow cite --answer answer.txt --document '*.md' --question "How long?".
+    The default method is that of `attnflow ask`: balanced, the quick one nearest to leaving
+    sentences out.
+
+    Examples:
+      attnflow cite --answer answer.txt --document '*.md' --question "How long?"
+      attnflow cite answers.jsonl > citations.jsonl
 
     rows: A table of answers, such as .jsonl or .parquet, with the columns answer, documents (a list
         of texts, or texts by name) and, if it is known, question.
     answer: The file with the answer, or - for standard input.
-    document: A document: a file, a pattern such as '*.md', or - for standard input. May be
-        repeated.
+    documents: A document: a file, a folder, a pattern such as '*.md', or - for standard input. May
+        be repeated.
     question: The question that the answer was given to. It makes the reading surer.
     chat: Use the chat template, or do not. Default: use it if there is one.
     check: Read each statement again without the sentence that is named and without any document,
@@ -57,7 +62,12 @@ def cite(
     reading: dict[str, Any] = {"chat": chat, "check": check}
     reading["method"] = None if method is None else make_method(method)
     if rows is not None:
-        if answer is not None or document:
+        if answer is None and rows.suffix.lower() in ENDINGS:
+            raise InputError(
+                f"{str(rows)!r} is no table of answers. One answer: attnflow cite --answer {rows} "
+                "--document contract.txt."
+            )
+        if answer is not None or documents:
             raise InputError(
                 "A table has answers and documents: leave --answer and --document out."
             )
@@ -65,9 +75,9 @@ def cite(
         return
     if answer is None:
         raise InputError("There is no answer: --answer FILE names it, or - for standard input.")
-    if answer == STANDARD_INPUT and STANDARD_INPUT in (document or []):
+    if answer == STANDARD_INPUT and STANDARD_INPUT in (documents or []):
         raise InputError("Standard input (-) is the answer or a document, not both.")
-    texts = read_documents(document or [], answer)
+    texts = read_documents(documents or [], answer)
     text = read_document(answer).text
     writing.check_output(output, as_json=as_json)
     options.prepare_models()

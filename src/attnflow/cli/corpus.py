@@ -76,6 +76,12 @@ def run(
 
     If a run was stopped, the same command goes on with it.
 
+    The default method is that of `attnflow explain`, the quick one that agrees best with ablations.
+
+    Examples:
+      attnflow corpus run --data texts.csv --output explained
+      attnflow corpus run --data 'shards/*.parquet' --model ./my-model --output explained
+
     data: A file (.parquet, .jsonl, .csv, .tsv, .txt, .arrow), a folder, a pattern in quotes, or a
         folder that `datasets` saved. May be repeated.
     output: The folder of the rows. A run that is there already goes on.
@@ -157,6 +163,10 @@ def summary(
     output: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
 ) -> None:
     """Say which sources are strongest and where methods disagree.
+
+    Examples:
+      attnflow corpus summary explained
+      attnflow corpus summary explained --output summary.html
 
     folder: The folder that `attnflow corpus run` wrote.
     output: The page. Default: _summary.html in the folder.

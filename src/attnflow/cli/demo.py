@@ -35,6 +35,10 @@ def demo(output: Annotated[Path, typer.Option(metavar="FOLDER")] = Path("attnflo
     A question goes to SmolLM2, and a sentence to the embedded model. The documents and a
     report of each are left in a folder.
 
+    Examples:
+      attnflow demo
+      attnflow demo --output out/demo
+
     output: The folder for the documents and the reports.
     """
     if output.suffix or output.is_file():

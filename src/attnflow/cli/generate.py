@@ -63,8 +63,14 @@ def generate(
     words together, and a figure (--output) shows the image under each word. --model scenes is a
     small model of this kind that comes with attnflow.
 
-    Without --method it uses the default of `attnflow.generate`: the method that agrees best with
-    ablations. --method careful takes ten passes for each target and is surer.
+    The default method is gradient-attention:balanced=true, which takes every token at once and
+    agrees best with ablations (gradient-rollout about images). --method careful takes ten passes
+    for each target and is surer.
+
+    Examples:
+      attnflow generate "My name is Putin, I am from" --targets Russia
+      attnflow generate prompt.txt --targets answer --output page.html
+      attnflow generate --message "system=Be brief." --message "user=Where is Rome?"
 
     prompt: The text to continue, a file that holds it, or - for standard input.
     message: Instead of PROMPT: a message of a conversation, whose role is system, user or
@@ -100,6 +106,7 @@ def generate(
     common_words = None if common is None else common.split()
     look = _Look(_parse_layer(layer), top, common_words, hide_common, table)
     writing.check_output(output)
+    inputs.check_images(images)
     options.prepare_models()
     from attnflow.explainers.completions import generate as run
 

@@ -37,9 +37,10 @@ def read_text(text: str | None, words: str | None, purpose: str = "explain") -> 
         return check_text(words, purpose)
     if not names_place(str(text)) or names_picture(str(text)):
         return check_text(str(text), purpose)
+    content = read_document(str(text)).text.strip()
     if text != STANDARD_INPUT:
         typer.echo(f"attnflow: reading the file {text!r}.", err=True)
-    return read_document(str(text)).text.strip()
+    return content
 
 
 def names_place(text: str) -> bool:
@@ -86,6 +87,13 @@ def names_transcript(text: str) -> bool:
     return text.endswith((".json", ".jsonl")) and names_place(text)
 
 
+def check_images(images: Sequence[Path] | None) -> None:
+    """Refuse images that are not there, before a model is loaded."""
+    for image in images or ():
+        if not image.is_file():
+            raise InputError(f"--images {str(image)!r}: there is no such file.")
+
+
 def read_transcripts(file: str) -> list[object]:
     """Read the transcripts of a .json file, one, or of a .jsonl file, one on each line.
 
@@ -98,7 +106,10 @@ def read_transcripts(file: str) -> list[object]:
         try:
             records += [json.loads(line)] if line.strip() else []
         except ValueError as error:
-            raise InputError(f"{file!r}, line {number}, is not JSON ({error}).") from error
+            raise InputError(
+                f"{file!r}, line {number}, is not JSON ({error}). A transcript is a .json file "
+                'with the messages: [{"role": "user", "content": "..."}, ...].'
+            ) from error
     are_messages = all(isinstance(each, dict) and "role" in each for each in records)
     return [records] if are_messages else records
 
@@ -140,13 +151,11 @@ def check_question(question: str) -> None:
 
 
 def names_photos(text: str, model: str | None) -> bool:
-    """Tell whether TEXT is an image's path; with a model also a missing one's, or a folder's."""
-    if names_picture(text):
-        return True
+    """Tell whether TEXT is an image's path, also a missing one's; with a model, or a folder's."""
+    if names_picture(text) or (text.lower().endswith(PICTURE_ENDINGS) and not text.split()[1:]):
+        return True  # a file that is not there is told
     if model is None:
         return False
-    if text.lower().endswith(PICTURE_ENDINGS) and not text.split()[1:]:
-        return True  # a file that is not there is told
     with suppress(OSError, ValueError):
         files = Path(text).iterdir() if Path(text).is_dir() else ()
         return any(file.suffix.lower() in PICTURE_ENDINGS for file in files)

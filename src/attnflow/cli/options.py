@@ -54,7 +54,8 @@ def described(command: F) -> F:
             hints[name].__metadata__[0].help = sentence
     command.__annotations__.update(hints)
     first = next((name for name in sentences if name in hints), "")
-    command.__doc__ = text.partition(f"\n{first}: ")[0].rstrip()
+    text = text.partition(f"\n{first}: ")[0].rstrip()
+    command.__doc__ = text.replace("\nExamples:\n", "\n\b\nExamples:\n")  # keeps its lines
     return command
 
 
@@ -78,7 +79,8 @@ def _check_seed(seed: int | None) -> int | None:
 Words = Annotated[str | None, typer.Option("--text", metavar="TEXT")]
 Images = Annotated[list[Path] | None, typer.Option(metavar="FILE")]
 Table = Annotated[bool, typer.Option("--table")]
-MaxNewTokens = Annotated[int, typer.Option()]
+MaxNewTokens = Annotated[int, typer.Option(min=1)]
+Documents = Annotated[list[str] | None, typer.Option("--documents", "--document", metavar="FILE")]
 Check = Annotated[bool, typer.Option("--check/--no-check")]
 Contrast = Annotated[str | None, typer.Option(metavar="TEXT")]
 Chat = Annotated[bool, typer.Option("--chat")]

@@ -42,6 +42,13 @@ def serve(
     machine. Clients of OpenAI (/v1), Anthropic and Cohere (/v2) are answered with citations; with
     --upstream another server answers and this one cites.
 
+    The default method is the one of each command: balanced for answers, which is nearest to
+    leaving sentences out.
+
+    Examples:
+      attnflow serve
+      attnflow serve --model ./my-model --port 0 --no-open
+
     model: A Hugging Face name or a local folder to offer beside the embedded models. May be
         repeated. Visitors can reach no other model.
     host: The address to listen on. Any other than this machine's own needs a token, which is read

@@ -31,7 +31,11 @@ def trace(
     tool has a line: the share of it that rests on data (what tools returned, documents) and not on
     instructions; and the sentence of the data that gave the order, if data did.
 
-    Example: attnflow trace transcript.json.
+    The default method is balanced, the quick one nearest to leaving sentences out.
+
+    Examples:
+      attnflow trace transcript.json
+      attnflow trace runs.jsonl --json
 
     file: The transcript.
     """

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from attnflow.data.files import file_errors
-from attnflow.errors import FileError, InputError, optional_import, shorten
+from attnflow.errors import FileError, InputError, did_you_mean, optional_import, shorten
 from attnflow.tokens.documents import Document, named_documents
 
 STANDARD_INPUT = "-"
@@ -58,8 +58,9 @@ def read_document(place: str, name: str = "text") -> Document:
     if place == STANDARD_INPUT:
         label, content = "Standard input", sys.stdin.buffer.read()
     elif not path.is_file():
-        kind = "is a folder; name a file in it" if path.is_dir() else None
-        raise FileError(f"{label} {kind}." if kind else f"There is no file {label}.")
+        if path.is_dir():
+            raise FileError(f"{label} is a folder; name a file in it.")
+        raise FileError(f"There is no file {label}.{_near(place)}")
     elif path.stat().st_size > _LARGEST:
         size = f"{path.stat().st_size:,}"
         raise InputError(f"{label} has {size} bytes; up to {_LARGEST:,} are read. Cut it in parts.")
@@ -109,13 +110,17 @@ def _files(place: str) -> list[str]:
     matches = sorted(glob.glob(place, recursive=True))  # noqa: PTH207 (an absolute pattern too)
     matches = [name for name in matches if Path(name).is_file()]
     if not matches:
-        near = sorted(path.name for path in Path().iterdir() if path.suffix.lower() in ENDINGS)
-        beside = f" Here are {', '.join(near[:5])}." if near else ""
         raise InputError(
             f"The document {place!r}: there is no such file, and no file matches it as a pattern."
-            f"{beside}"
+            f"{_near(place)}"
         )
     return matches
+
+
+def _near(place: str) -> str:
+    """Return a question for the nearest name of the files that stand in the same folder."""
+    folder = Path(place).parent
+    return did_you_mean(place, [str(path) for path in folder.glob("*")] if folder.is_dir() else [])
 
 
 # -- formats ---------------------------------------------------------------------------------------

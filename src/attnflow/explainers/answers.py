@@ -40,6 +40,7 @@ from attnflow.explainers.questions import (
 from attnflow.explainers.verdicts import judge_statements
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
 from attnflow.tokens.documents import (
     Document,
@@ -198,6 +199,8 @@ def ask(
     """
     collection = named_documents(documents)
     loaded = as_model(model, default="smollm2")
+    if answer is None:
+        checked_generator(loaded.module)
     templated = uses_chat(loaded.tokenizer, chat)
     check_question(question, answer, templated)
     prompt = question_prompt(loaded, question, collection, templated)

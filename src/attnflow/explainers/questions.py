@@ -16,7 +16,6 @@ from attnflow.explainers.prompts import Message, Prompt, encode_parts, encode_pr
 from attnflow.explainers.request import completion_ids
 from attnflow.hosts.inputs import checked_text, checked_tokenizer, tokens_of
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.tokens.documents import Document, compose_prompt
 from attnflow.tokens.units import CharSpan, Unit, pieces_at, text_spans, units
 
@@ -146,7 +145,6 @@ def write_answer(
     """Let the model answer. Without a chat template it writes on, another question next: there
     the first line is the answer. The first of the stops in the options is no part of it.
     """
-    checked_generator(model.module)
     batch = encode_prompts(model, prompt)
     writing = {"min_new_tokens": 1, **options}
     (completion,) = write_completions(model, batch, max_new_tokens, writing)

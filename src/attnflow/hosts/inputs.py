@@ -148,7 +148,7 @@ def checked_tokenizer(tokenizer: Any) -> Any:
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise TokensError(f"tokenizer={shorten(tokenizer)} is not a tokenizer. {_NO_TOKENIZER}")
+        raise TokensError(f"A {type(tokenizer).__name__} is not a tokenizer. {_NO_TOKENIZER}")
     return tokenizer
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from math import isinf
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import AttnflowError, ModelError, optional_import, shorten
+from attnflow.errors import AttnflowError, ModelError, did_you_mean, optional_import, shorten
 from attnflow.hosts.model import Model
 from attnflow.hosts.wrappers import unwrapped
 
@@ -45,6 +49,8 @@ _TASKS = {
     "FEATURE_EXTRACTION": "AutoModel",
 }
 _OPTIONAL = ("sentencepiece", "tiktoken", "protobuf", "gguf", "accelerate", "peft")
+_SHIPPED = ("verb-number", "smollm2", "scenes")  # models that come with attnflow
+_PATIENCE = 2.0  # seconds in which the hub must answer
 _LINE = 300  # characters of the library's own message
 _HALF = (torch.float16, torch.bfloat16)
 _UNKNOWN = 4 * 2**30  # bytes that weights may take where the system does not say what is free
@@ -112,7 +118,7 @@ def as_model(
         processors = (getattr(model, name, None) for name in ("processor", "image_processor"))
         processor = next((each for each in processors if each is not None), None)
         return Model(unwrapped(model.model), model.tokenizer, processor)
-    shipped = {"verb-number": _embedded, "smollm2": _smollm2, "scenes": _scenes}
+    shipped = dict(zip(_SHIPPED, (_embedded, _smollm2, _scenes), strict=True))
     if model is None:
         return shipped[default]()
     if not isinstance(model, (str, os.PathLike)):
@@ -220,7 +226,7 @@ def _adapter_settings(source: _Source) -> dict[str, Any] | None:
     from transformers.utils.peft_utils import find_adapter_config_file
 
     try:
-        path = find_adapter_config_file(source.place)
+        path = find_adapter_config_file(source.place, local_files_only=source.is_offline)
     except Exception:  # there is no such place: why, its config has said already
         return None
     if path is None:
@@ -277,10 +283,14 @@ def free_memory() -> float:
 
 
 class _Source(NamedTuple):
-    """Where a model is loaded from: a name on the hub or a folder, and a GGUF file in it."""
+    """Where a model is loaded from: a name on the hub or a folder, and a GGUF file in it.
+
+    is_offline: whether a name on the hub can only be what was loaded from there before.
+    """
 
     place: str
     file: str | None = None
+    is_offline: bool = False
 
     @classmethod
     def of(cls, name: str) -> _Source:
@@ -304,12 +314,40 @@ class _Source(NamedTuple):
                 ".gguf file; a Hugging Face name looks like 'bert-base-uncased' or "
                 "'organisation/model'."
             )
-        return cls(name)
+        return cls(name, is_offline=not reaches_hub())
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, Any]:
         """What the library's from_pretrained() takes beside the place."""
+        if self.is_offline:
+            return {"local_files_only": True}
         return {} if self.file is None else {"gguf_file": self.file}
+
+
+def reaches_hub() -> bool:
+    """Return whether the Hugging Face hub can be reached, within two seconds.
+
+    The library itself goes on trying for a minute. A proxy is taken at its word.
+
+    >>> reaches_hub() in (True, False)
+    True
+    """
+    if os.environ.get("HF_HUB_OFFLINE"):
+        return False
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    outcome: list[bool] = []
+
+    def connect() -> None:  # a name server that is not there does not keep to a timeout
+        port = address.port or (443 if address.scheme == "https" else 80)
+        with suppress(OSError), socket.create_connection((address.hostname or "", port), _PATIENCE):
+            outcome.append(True)
+
+    attempt = Thread(target=connect, daemon=True)
+    attempt.start()
+    attempt.join(_PATIENCE)
+    return bool(outcome)
 
 
 def _tokenizer(transformers: Any, source: _Source, needed: bool) -> Any:
@@ -352,10 +390,15 @@ def _why_not(name: str, error: Exception) -> str:
     elif any(_kind_of(Path(name).expanduser())):
         where = f"The path {shorten(name)} holds no model that transformers can load"
         way_out = "It needs config.json, the weights and the tokenizer's files (save_pretrained)."
+    elif not reaches_hub():
+        where = f"The model {shorten(name)} is not on this machine.{did_you_mean(name, _SHIPPED)} "
+        where += "The Hugging Face hub cannot be reached: there is no connection, or it is off"
+        return f"{where} (HF_HUB_OFFLINE). Connect, or give the path of a downloaded model."
     else:
         where = f"The model {shorten(name)} could not be loaded: it is no folder here, and as "
         where += "a name on the Hugging Face hub it failed"
-        way_out = "Check the spelling and the connection, or give the path of a downloaded model."
+        near = did_you_mean(name, _SHIPPED)
+        way_out = f"Check the spelling.{near} Or give the path of a downloaded model."
     return f"{where} ({type(error).__name__}: {first_line.strip()[:_LINE]}). {way_out}"
 
 

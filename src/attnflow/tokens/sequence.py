@@ -217,7 +217,7 @@ class Tokens(Sequence[str]):
                 f"The token {shorten(text)} occurs {len(indices)} times, at positions {places}; "
                 "name the one you mean by its position."
             )
-        hint = did_you_mean(text, [token.lower() for token in self.texts])
+        hint = did_you_mean(text, [token.lower() for token in self.text])
         raise TargetError(f"No token {shorten(text)} here.{hint} The tokens are {self.listing()}.")
 
     def select(self, indices: Sequence[int]) -> Tokens:
@@ -244,7 +244,7 @@ class Tokens(Sequence[str]):
 
     def listing(self) -> str:
         """The tokens with their positions, as error messages show them."""
-        pairs = zip(self.positions[:_LONGEST_LIST], self.texts, strict=False)
+        pairs = zip(self.positions[:_LONGEST_LIST], self.text, strict=False)
         entries = [f"{position} {shorten(token, 40)}" for position, token in pairs]
         if len(self) > _LONGEST_LIST:
             entries.append(f"... ({len(self) - _LONGEST_LIST} more)")

@@ -25,8 +25,8 @@ def checked_generator(model: nn.Module) -> PreTrainedModel:
     """Return the model, or an error that says why it cannot generate."""
     if not isinstance(model, PreTrainedModel):
         raise ModelError(
-            f"generate() runs the generate() of a transformers language model; "
-            f"{type(model).__name__} has none. explain() takes any model on a text."
+            f"{type(model).__name__} writes no text: it has no generate() of transformers. Use "
+            "explain() for it, or name a language model, such as smollm2."
         )
     if not model.can_generate():
         raise ModelError(
