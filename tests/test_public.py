@@ -145,4 +145,4 @@ def test_all_reads_the_model_that_generate_defaults_to_and_compiles_nothing() ->
     assert set(named) >= {"models", "plots", "pandas", "graphs", "evaluate", "web", "demo"}
     assert any(line.startswith("gguf") for line in extras["demo"])
     everything = [line for lines in extras.values() for line in lines]
-    assert not [line for line in everything if line.startswith(("llm-", "llama"))]
+    assert not [line for line in everything if line.startswith(("llm-", "llama-cpp"))]

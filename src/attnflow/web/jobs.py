@@ -89,6 +89,12 @@ class Job:
             sentence = f"This should not have happened ({type(error).__name__}: {error})."
             self.failure, self.state = AttnflowError(sentence), "failed"
 
+    def outcome(self) -> Any:
+        """Return the result of a job that has ended, or raise its error."""
+        if self.state == "done":
+            return self.result
+        raise self.failure or AttnflowError("The request was stopped.")
+
     @property
     def error(self) -> str | None:
         """The sentence of what failed."""

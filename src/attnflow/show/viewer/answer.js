@@ -45,7 +45,9 @@
     }
 
     spaced(k) {
-      return /^\s/.test(this.texts[this.words[k][0]]);
+      const first = this.words[k][0];
+      const isStatement = this.statements.some((rows) => rows.length === 1 && rows[0] === first);
+      return isStatement || /^\s/.test(this.texts[first]); // a row of a whole sentence has no space of its own
     }
 
     word(word, k) {

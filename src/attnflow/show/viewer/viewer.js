@@ -503,8 +503,8 @@
       return verdicts[verdicts.length === this.answer.statements.length ? this.statementInSight() : 0] ?? null;
     }
 
-    statementInSight() {
-      return this.answer ? this.answer.statements.findIndex((rows) => rows.includes(this.rows[0])) : -1;
+    statementInSight(rows = this.rows) {
+      return this.answer ? this.answer.statements.findIndex((statement) => statement.includes(rows[0])) : -1;
     }
 
     updatePictures(row, { hidden, rows }) {

@@ -82,7 +82,12 @@ class ChatReply:
             "refusal": None,
             "annotations": url_citations(answer),
         }
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _end(answer)}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": finish_reason(answer),
+        }
         return {
             **self.about,
             "object": "chat.completion",
@@ -102,7 +107,7 @@ class ChatReply:
     def closing(self, answer: CitedAnswer) -> Iterator[str]:
         """End with the citations."""
         cited = {"annotations": url_citations(answer)}
-        yield self._chunk(cited, _end(answer), attnflow={"citations": answer.records})
+        yield self._chunk(cited, finish_reason(answer), attnflow={"citations": answer.records})
         if self.counts_tokens:
             yield sse({**self._frame([]), "usage": _usage(answer)})
         yield sse("[DONE]")
@@ -175,7 +180,8 @@ def _address(answer: CitedAnswer, citation: Citation) -> str:
     return str(url) if url else f"document:{quote(citation.document)}"
 
 
-def _end(answer: CitedAnswer) -> str:
+def finish_reason(answer: CitedAnswer) -> str:
+    """Return why the answer ends."""
     return "length" if answer.cut_off else "stop"
 
 

@@ -149,16 +149,9 @@ async def job_answer(server: Server, job: Job, request: Request) -> CitedAnswer:
             if await request.is_disconnected():
                 raise asyncio.CancelledError
             await asyncio.sleep(_PAUSE)
-        return result_of(job)
+        return job.outcome()
     finally:
         server.jobs.forget(job)
-
-
-def result_of(job: Job) -> CitedAnswer:
-    """Return what a job made, or raise its error."""
-    if isinstance(job.result, CitedAnswer):
-        return job.result
-    raise job.failure or AttnflowError("The request was stopped.")
 
 
 async def stream_job(
@@ -180,7 +173,7 @@ async def stream_job(
                     yield event
                 length = len(text)
             await asyncio.sleep(_PAUSE)
-        answer = result_of(job)
+        answer: CitedAnswer = job.outcome()
         if rest := answer.text[length:]:
             for event in reply.piece(rest):
                 yield event

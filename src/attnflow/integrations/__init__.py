@@ -1,0 +1,49 @@
+"""Frameworks that people have: each module renders `Citation` records in the form of one of them.
+
+Nothing is decided here. `attnflow.ask` says what an answer rests on; a module reads the documents
+of its framework, and writes what that framework shows. Each has an extra of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from attnflow.attribution.passages import Statement
+from attnflow.explainers.answers import Answer, ask
+from attnflow.tokens.documents import Document, distinct_documents
+
+ALONE = Lock()
+"""Frameworks call from several threads, and a model is not made for two at once."""
+_NAMES = ("title", "name", "file_name", "source", "file_path", "url")  # where loaders put one
+
+
+def framework_documents(
+    texts: Iterable[tuple[str, Mapping[str, Any]]],
+) -> tuple[Document, ...]:
+    """Return documents from their texts and metadata; chunks of one file are numbered.
+
+    >>> [d.name for d in framework_documents([("one", {"source": "a.pdf"}), ("two", {})])]
+    ['a.pdf', 'document 2']
+    """
+    return distinct_documents(
+        (next((str(about[key]) for key in _NAMES if about.get(key)), f"document {number}"), text)
+        for number, (text, about) in enumerate(texts, 1)
+    )
+
+
+def ask_alone(model: Any, question: Any, documents: Sequence[Document], **options: Any) -> Answer:
+    """Return `attnflow.ask` of one caller after the other."""
+    with ALONE:
+        return ask(model, question, documents, **options)
+
+
+def grounded_part(statements: Sequence[Statement]) -> float:
+    """Return the part of an answer's statements that rest on a document, from 0 to 1.
+
+    >>> grounded_part([])
+    0.0
+    """
+    kinds = [statement.verdict.kind for statement in statements if statement.verdict is not None]
+    return sum(kind != "none" for kind in kinds) / len(kinds) if kinds else 0.0
