@@ -6,6 +6,7 @@ show it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ TABLE_LEGENDS = {
 """The same under a table of plain numbers."""
 
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_MARKUP = re.compile(r"<(\|.*\||bos|start_of_turn|end_of_turn)>")
+_LONGEST_ROLE = 4  # tokens, with the sign before it
 _WORTH_SAYING = 0.1  # the share of saturated flows from which a reader is told first
 _NO_NEWS = 0.005  # a share that rounds to 0 %
 
@@ -166,7 +169,19 @@ def prediction_rows(result: Attribution) -> list[int]:
 def is_framing(name: str) -> bool:
     """Tell whether a word is a sign of form that no person wrote: a turn of a chat, a line end."""
     plain = name.strip().rstrip(_SUPERSCRIPTS)
-    return (plain.startswith("<|") and plain.endswith("|>")) or not plain.strip("⏎␣ \n")
+    return _MARKUP.fullmatch(plain) is not None or not plain.strip("⏎␣ \n")
+
+
+def framing_tokens(texts: Sequence[str]) -> list[bool]:
+    """Tell which tokens are such signs; who speaks, between one and a line end, is one too."""
+    framing = [is_framing(text) for text in texts]
+    for k, text in enumerate(texts):
+        end = k + 1
+        while _MARKUP.fullmatch(text.strip()) and end < len(texts) and texts[end].isalnum():
+            end += 1
+        if end - k <= _LONGEST_ROLE and end < len(texts) and texts[end].startswith("\n"):
+            framing[k + 1 : end] = [True] * (end - k - 1)
+    return framing
 
 
 def _groups(tokens: Tokens) -> list[list[int]]:

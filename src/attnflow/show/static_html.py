@@ -108,16 +108,19 @@ def _words(result: Attribution, row: sentences.WordRow) -> list[dict[str, Any]]:
     descending = np.sort(sizes)[::-1]
     strongest = float(descending[0]) or 1.0
     faintest = max(_FAINTEST * strongest, float(descending[min(_SHADED, len(sizes) - 1)]))
+    framing = sentences.framing_tokens(spelled)
     words: list[dict[str, Any]] = []
     length = 0
     for value, size, columns in zip(row.values.tolist(), sizes, row.columns, strict=True):
         surface = "".join(spelled[column] for column in columns)
+        if all(framing[column] for column in columns):  # the signs of a chat are not shown
+            surface = "\n" * surface.count("\n") if words else ""
         length += len(surface)
         if length > _LONGEST:
             words.append({"text": " …", "number": None})
             break
         if size < faintest or not surface.strip():
-            words.append({"text": surface, "number": None})
+            words += [{"text": surface, "number": None}] if surface else []
             continue
         text = surface.lstrip(" ")
         background, ink = shade(value / strongest)

@@ -29,7 +29,14 @@ from attnflow.show.packing import (
     results_of,
     unpack_values,
 )
-from attnflow.show.sentences import caveats, image_sentences, prediction_rows, remarks, unit_of
+from attnflow.show.sentences import (
+    caveats,
+    framing_tokens,
+    image_sentences,
+    prediction_rows,
+    remarks,
+    unit_of,
+)
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import common_tokens
 from attnflow.trace import AttentionTrace
@@ -224,10 +231,10 @@ def _items(result: Attribution) -> list[dict[str, Any]]:
     if "source_tokens" in result.provenance:  # whole words before pieces: each has its own spaces
         spelled = sources.surfaces(), targets.surfaces()
         surfaces = [spelled[0][s] if s is not None else spelled[1][t or 0] for s, t in places]
-    common = common_tokens(texts).tolist()
+    signs = zip(common_tokens(texts).tolist(), framing_tokens(surfaces), strict=True)
     return [
-        {"text": surface, "source": source, "target": target, "common": skipped}
-        for surface, (source, target), skipped in zip(surfaces, places, common, strict=True)
+        {"text": surface, "source": s, "target": t, "common": common, "framing": framing}
+        for surface, (s, t), (common, framing) in zip(surfaces, places, signs, strict=True)
     ]
 
 

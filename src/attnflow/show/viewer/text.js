@@ -3,7 +3,7 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, visible, breakLines, framingOf } = attnflow;
+  const { make, visible, breakLines } = attnflow;
   const LINE = 30; // pixels; the style sheet says the same
   const BEYOND = 6; // lines kept above and below what is seen
   let counter = 0;
@@ -24,7 +24,7 @@
       this.items = items;
       this.headings = headings;
       this.texts = items.map((item) => item.text);
-      this.framing = framingOf(this.texts).map((framing, k) => framing && !isSpace(this.texts[k]));
+      this.framing = items.map((item) => item.framing && !isSpace(item.text));
       this.marks = false; // whether line ends and the signs of a chat are shown
       this.prefix = `af-${++counter}-token-`;
       this.live = new Map(); // line number -> element

@@ -3,7 +3,7 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, open, visible, format, framingOf, wordsOf, namesOf, measure, quoted, listing, ColourScale } = attnflow;
+  const { make, open, visible, format, wordsOf, namesOf, measure, quoted, listing, ColourScale } = attnflow;
   const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, VerdictPanel, PathPanel, Controls } = attnflow;
   const { Picture, Overlay, SmallMaps, contrast, photosOf } = attnflow;
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
@@ -45,13 +45,14 @@
       const { items, sources } = this.view;
       this.texts = sources.texts.map((text) => text);
       this.common = new Array(this.texts.length).fill(false);
+      this.framing = new Array(this.texts.length).fill(false); // signs of form that no person wrote
       for (const item of items) {
         if (item.source === null) continue;
         this.texts[item.source] = item.text;
         this.common[item.source] = item.common;
+        this.framing[item.source] = this.completion && item.framing;
       }
       const single = this.texts.map((_, k) => [k]);
-      this.framing = framingOf(this.texts).map((framing) => this.completion && framing);
       this.names = namesOf(single, this.texts, sources.positions);
       this.photos = photosOf(this.view.images);
       this.imageSources = this.imagesBesideWords();

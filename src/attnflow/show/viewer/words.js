@@ -13,7 +13,7 @@
     texts.forEach((text, k) => {
       const before = texts[k - 1];
       const space = k > 0 && before !== "" && /^[^\S\n]+$/.test(before); // a space alone belongs to what follows
-      const joined = k > 0 && !text.startsWith(" ") && (space || (JOINS.test(text) && ENDS.test(before) && !isFraming(before)));
+      const joined = k > 0 && !text.startsWith(" ") && (space || (JOINS.test(text) && ENDS.test(before)));
       if (joined) words.at(-1).push(first + k);
       else words.push([first + k]);
     });
@@ -31,21 +31,6 @@
     });
   }
 
-  // Signs of form that no person wrote: the turns of a chat, line ends alone (as in sentences.py).
-  const isMarkup = (text) => /^\s*<(\|.*\||bos|start_of_turn|end_of_turn)>\s*$/.test(text);
-  const isFraming = (text) => /^\s*$/.test(text) || isMarkup(text);
-
-  // The same of every token; who speaks, between a sign and a line end, is markup too.
-  function framingOf(texts) {
-    const found = texts.map(isFraming);
-    texts.forEach((text, k) => {
-      let end = k + 1;
-      while (isMarkup(text) && end < k + 4 && /^\w+$/.test(texts[end] ?? "")) end++;
-      if (/^\n/.test(texts[end] ?? "")) found.fill(true, k + 1, end);
-    });
-    return found;
-  }
-
   // A number with its unit: a share of the row, a signed difference, or a flow.
   function measure(value, total, unit) {
     if (unit === "difference") return `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
@@ -60,5 +45,5 @@
     return parts.length < 2 ? parts.join("") : `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}`;
   }
 
-  Object.assign(attnflow, { isFraming, framingOf, wordsOf, namesOf, measure, quoted, listing });
+  Object.assign(attnflow, { wordsOf, namesOf, measure, quoted, listing });
 })((globalThis.attnflow ??= {}));
