@@ -1,18 +1,21 @@
-"""Every causal model type of transformers, tiny and random: `python tests/sweep.py [TYPE ...]`.
+"""Every model type of transformers that can be explained, tiny and random.
 
-Weights are held against the model's own eager attention, gradient attention against autograd
-through the eager graph, balanced gradients kept as weights against those kept as factors. A type
-agrees, or is refused in a sentence; a wrong number and an error without a sentence are faults.
+`python tests/sweep.py` examines the causal ones, `python tests/sweep.py TASK [TYPE ...]` those of
+another task. Weights are held against the model's own eager attention, gradients against autograd
+through the eager graph, balanced gradients kept as weights against those kept as factors; the pass
+under their rules must be the plain one to the last bit. A type agrees, or is refused in a sentence;
+a wrong number and an error without a sentence are faults.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import sys
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,61 +23,89 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 import attnflow
-from attnflow.errors import AttnflowError
+import tiny
+from attnflow.errors import AttnflowError, UnsupportedModelError
+from attnflow.hosts.balanced import balanced
+from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.load import as_model
+from attnflow.hosts.restore import undone
 from attnflow.methods import BalancedGradient, GradientAttention
 
 Array = NDArray[Any]
+Layers = list[tuple[str, Array]]
+Inputs = dict[str, Tensor]
 Outcome = Literal["agrees", "refused", "wrong", "bare", "not built"]
 IDS = torch.tensor([[1, 5, 6, 7, 8, 9, 10, 11, 12, 4]])
+MASK = 7  # in the place of a word, for models that fill it in
 SAME = 2e-5
-# Names of sizes over all families; each config takes those it has.
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(["hidden_size", "n_embd", "d_model", "dim", "attention_hidden_size"], 32),
-    **dict.fromkeys(["embedding_size", "emb_dim", "word_embed_proj_dim"], 32),
-    **dict.fromkeys(["num_hidden_layers", "n_layer", "n_layers", "num_layers"], 2),
-    **dict.fromkeys(["decoder_layers", "encoder_layers", "decoder_num_hidden_layers"], 2),
-    **dict.fromkeys(["num_attention_heads", "n_head", "n_heads", "num_heads"], 4),
-    **dict.fromkeys(["decoder_attention_heads", "encoder_attention_heads"], 4),
-    **dict.fromkeys(["num_key_value_heads", "num_kv_heads", "multi_query_group_num"], 2),
-    **dict.fromkeys(["intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size"], 48),
-    **dict.fromkeys(["moe_intermediate_size", "shared_expert_intermediate_size"], 16),
-    **dict.fromkeys(["decoder_ffn_dim", "encoder_ffn_dim", "mlp_hidden_size", "dff"], 48),
-    **dict.fromkeys(["head_dim", "kv_channels", "v_head_dim", "qk_nope_head_dim", "d_kv"], 8),
-    **dict.fromkeys(["qk_rope_head_dim", "attention_head_dim", "global_head_dim"], 8),
-    **dict.fromkeys(["kv_lora_rank", "q_lora_rank", "o_lora_rank", "index_head_dim"], 16),
-    **dict.fromkeys(["n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"], 4),
-    **dict.fromkeys(["num_experts_per_tok", "moe_k", "top_k", "moe_top_k"], 2),
-    **dict.fromkeys(["n_group", "topk_group", "n_shared_experts", "num_shared_experts"], 1),
-    **dict.fromkeys(["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"], 1),
-    **dict.fromkeys(["vocab_size", "vocab_size_per_layer_input"], 64),
-    **dict.fromkeys(["max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"], 64),
-    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "mamba_d_head"], 8),
-    **dict.fromkeys(["linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads"], 4),
-    **dict.fromkeys(["mamba_d_state", "ssm_state_size", "state_size", "mamba_head_dim"], 8),
-    **dict.fromkeys(["mamba_num_heads", "num_mamba_heads"], 8),
-    "pad_token_id": 0, "index_n_heads": 2,
-    "index_topk": 8, "moe_layer_freq": 1, "bos_token_id": 1, "eos_token_id": 2,
-    "is_decoder": True, "sliding_window": 4, "hidden_size_per_layer_input": 8,
-    "mamba_dt_rank": 4, "mamba_expand": 2, "use_mamba_kernels": False, "rotary_dim": 4,
-    "mamba_n_groups": 1, "n_groups": 1, "mamba_chunk_size": 8, "chunk_size": 8,
-}  # fmt: skip
-# What some families need beside, tried in turn: sizes that depend on each other, mixed layers.
-CHANGES: list[dict[str, Any]] = [
-    {},
-    {"num_key_value_heads": 4},
-    {"layer_types": ["linear_attention", "full_attention"]},
-    {"layer_types": ["conv", "full_attention"]},
-    {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
-    {"attn_layer_period": 2, "attn_layer_offset": 1, "num_key_value_heads": 4},
-    {"mamba_n_heads": 8, "mamba_d_ssm": 64},
-    {"attention_types": [[["global", "local"], 1]]},
-    {"num_experts_per_tok": 1},
-]
+SAME_BALANCED = 2e-4  # states that grow from layer to layer (MobileBERT) cost digits
+# Types that cannot be run by themselves, or not here.
+NOT_ALONE = {
+    "gemma4_assistant": "runs on the cache of the model that it assists",
+    "gemma4_unified_assistant": "runs on the cache of the model that it assists",
+    "gemma3n": "its part for images is a model of timm",
+}
+
+
+class Task(NamedTuple):
+    """What models are for: their classes by type, and inputs for a config."""
+
+    types: Mapping[str, str]
+    inputs: Callable[[Any], Inputs]
+
+
+def _words(_: Any) -> Inputs:
+    return {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+
+
+def _ended_words(config: Any) -> Inputs:
+    """A text whose last token ends it, where some classifiers read their class."""
+    end = getattr(config, "eos_token_id", None)
+    ids = torch.cat([IDS[:, :-1], torch.tensor([[end if isinstance(end, int) else 4]])], dim=1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _both_sides(config: Any) -> Inputs:
+    return {**_words(config), "decoder_input_ids": IDS[:, :4]}
+
+
+def _pixels(config: Any) -> Inputs:
+    size = getattr(config, "image_size", 32)
+    height, width = (size, size) if isinstance(size, int) else size
+    noise = torch.Generator().manual_seed(0)
+    return {"pixel_values": torch.randn(1, 3, height, width, generator=noise)}
+
+
+def _sound(config: Any) -> Inputs:
+    noise = torch.Generator().manual_seed(0)
+    if config.model_type == "wav2vec2-bert":
+        return {"input_features": torch.randn(1, 12, 160, generator=noise)}
+    if (bins := getattr(config, "num_mel_bins", None)) is None:
+        return {"input_values": torch.randn(1, 1600, generator=noise)}
+    if (length := getattr(config, "max_length", None)) is not None:
+        return {"input_values": torch.randn(1, length, bins, generator=noise)}
+    frames = 2 * getattr(config, "max_source_positions", 10)
+    return {"input_features": torch.randn(1, bins, frames, generator=noise)}
+
+
+def _speech(config: Any) -> Inputs:
+    return {**_sound(config), "decoder_input_ids": IDS[:, :4]}
+
+
+TASKS = {
+    "causal": Task(CAUSAL, _words),
+    "masked": Task(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, _words),
+    "texts": Task(auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, _ended_words),
+    "both": Task(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, _both_sides),
+    "speech": Task(auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, _speech),
+    "images": Task(auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, _pixels),
+    "audio": Task(auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES, _sound),
+}
 
 
 class Line(NamedTuple):
@@ -85,73 +116,89 @@ class Line(NamedTuple):
     detail: str
 
 
-def build(kind: str) -> Any:
-    """A tiny random model of a type that runs, by the first of the changes with which it does."""
-    errors = []
-    for change in CHANGES:
-        try:
-            model = _build(kind, change)
-            with torch.no_grad():
-                model(input_ids=IDS, attention_mask=torch.ones_like(IDS))
-        except Exception as error:
-            errors.append(error)
-        else:
-            return model
-    raise errors[0]
+class _Words(SimpleNamespace):
+    """As much of a tokenizer as a model needs that fills in a mask."""
+
+    mask_token_id, all_special_ids = MASK, ()
+
+    def __call__(self, *_: Any, **__: Any) -> None: ...
+
+    def convert_ids_to_tokens(self, ids: Any) -> list[str]:
+        return list(map(str, ids))
 
 
-def _build(kind: str, change: dict[str, Any]) -> Any:
-    """Its attention is far from uniform."""
-    config_class: Any = transformers.AutoConfig.for_model(kind).__class__
-    model_class: Any = getattr(transformers, CAUSAL[kind])
-    wanted = getattr(model_class, "config_class", None) or config_class
-    config_class = wanted if isinstance(wanted, type) else config_class
-    names = _names(config_class)
-    sizes = {name: size for name, size in SIZES.items() if name in names}
-    options = {**sizes, **{name: value for name, value in change.items() if name in names}}
-    config = config_class(**options)
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        size = model_class(config).num_parameters()
-    if size > 3_000_000:
-        raise ValueError(f"{size:,} parameters: its sizes are not known here")
-    model = model_class(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(std=parameter.shape[-1] ** -0.5)
-            elif "sink" in name or name.endswith("bias"):
-                parameter.normal_()
-    return model.float().eval()
+def build(kind: str, task: str = "causal") -> Any:
+    """A tiny random model of a type."""
+    names = TASKS[task].types[kind]
+    names = names if isinstance(names, str) else names[0]
+    return tiny.build(kind, names, TASKS[task].inputs, decoder=task == "causal")
 
 
-def _names(config_class: Any) -> set[str]:
-    names = {name for base in config_class.__mro__ for name in inspect.get_annotations(base)}
-    return names | set(inspect.signature(config_class.__init__).parameters)
+# --- references -----------------------------------------------------------------------------------
 
 
-def autograd_rows(model: Any, ids: Tensor) -> tuple[list[Array], Array] | None:
-    """The weights of every layer, and the last row of gradient attention, by the eager graph.
+def eager_layers(outputs: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights that a model returns with their stages, in the order in which it attends.
+
+    A decoder attends to itself and then to the encoder, layer by layer.
+    """
+    if getattr(outputs, "encoder_attentions", None) is None:
+        yield from (("self", one) for one in getattr(outputs, "attentions", None) or ())
+        return
+    yield from (("encoder", one) for one in outputs.encoder_attentions)
+    for own, other in zip(outputs.decoder_attentions, outputs.cross_attentions, strict=True):
+        yield "decoder", own
+        yield "cross", other
+
+
+def best_score(logits: Tensor, inputs: Mapping[str, Tensor], model: Any) -> Tensor:
+    """The log-probability of a model's answer: a class, the word under the mask, the next word."""
+    row = logits[0]
+    if logits.ndim == 3:
+        filled = type(model).__name__.endswith("ForMaskedLM")
+        row = row[inputs["input_ids"][0].tolist().index(MASK) if filled else -1]
+    return row.log_softmax(dim=-1).max()
+
+
+def by_autograd(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Layers, Layers] | None:
+    """The weights of every layer and their gradients, by the eager graph.
 
     model: with eager attention. None where it shows no weights that its answer depends on.
     """
     with torch.enable_grad():
-        outputs = model(input_ids=ids, output_attentions=True, use_cache=False)
-        layers = [layer for layer in outputs.attentions or () if layer is not None]
-        if not layers or any(layer.ndim != 4 for layer in layers):
+        options = (
+            {} if "pixel_values" in inputs or "input_values" in inputs else {"use_cache": False}
+        )
+        outputs = model(**inputs, output_attentions=True, **options)
+        layers = [(stage, one) for stage, one in eager_layers(outputs) if one is not None]
+        if not layers or any(one.ndim != 4 for _, one in layers):
             return None
-        scores = outputs.logits[0, -1].log_softmax(dim=-1)
-        gradients = torch.autograd.grad(scores.max(), layers, allow_unused=True)
+        score = best_score(outputs.logits, inputs, model)
+        gradients = torch.autograd.grad(score, [one for _, one in layers], allow_unused=True)
     if any(gradient is None for gradient in gradients):
         return None
-    rows = [
-        (a[0, :, -1] * g[0, :, -1]).clamp(min=0).mean(dim=0)
-        for a, g in zip(layers, gradients, strict=True)
-    ]
-    return [a[0].detach().numpy() for a in layers], torch.stack(rows).detach().numpy()
+    pairs = zip(layers, gradients, strict=True)
+    return (
+        [(stage, one[0].detach().numpy()) for stage, one in layers],
+        [(stage, gradient[0].numpy()) for (stage, _), gradient in pairs],
+    )
 
 
-def eager_reference(model: Any) -> tuple[list[Array], Array] | None:
+def autograd_rows(model: Any, ids: Tensor) -> tuple[list[Array], Array] | None:
+    """The weights of every layer, and the last row of gradient attention, by the eager graph."""
+    found = by_autograd(model, {"input_ids": ids})
+    if found is None:
+        return None
+    weights, gradients = ([one for _, one in layers] for layers in found)
+    return weights, _last_rows(weights, gradients)
+
+
+def _last_rows(weights: list[Array], gradients: list[Array]) -> Array:
+    pairs = zip(weights, gradients, strict=True)
+    return np.stack([(a[:, -1] * g[:, -1]).clip(min=0).mean(axis=0) for a, g in pairs])
+
+
+def eager_reference(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Layers, Layers] | None:
     """The same of a copy of a model that is eager from the start.
 
     Files that scale the output by what a sink leaves return weights without it; in the function of
@@ -164,7 +211,7 @@ def eager_reference(model: Any) -> tuple[list[Array], Array] | None:
     try:
         if model.config.model_type in ("granite_swa", "granitemoe_swa"):
             file.eager_attention_forward = modeling_gpt_oss.eager_attention_forward
-        return autograd_rows(eager.eval(), IDS)
+        return by_autograd(eager.eval(), inputs)
     finally:
         if own is not None:
             file.eager_attention_forward = own
@@ -183,62 +230,153 @@ def distance(ours: Array, theirs: Array) -> float:
     return float(np.abs(ours - theirs).max() / max(1e-12, np.abs(theirs).max()))
 
 
-def examine(kind: str) -> Line:
+def furthest(stack: Any, layers: Layers, encoder_length: int | None) -> float:
+    """How far a trace's layers are from these; of an encoder–decoder each has its own corner."""
+    if len(stack) != len(layers):
+        return float("inf")
+    first, second = slice(0, encoder_length), slice(encoder_length, None)
+    places = {
+        "self": (slice(None), slice(None)), "encoder": (first, first),
+        "decoder": (second, second), "cross": (second, first),
+    }  # fmt: skip
+    corners = [one[:, *places[stage]] for one, (stage, _) in zip(stack, layers, strict=True)]
+    return max(distance(a, b) for a, (_, b) in zip(corners, layers, strict=True))
+
+
+def forward_is_the_same(model: Any, inputs: Inputs) -> bool:
+    """Whether a pass under the rules of balanced gradients gives the plain one's bits."""
+    outputs = []
+    model.requires_grad_(False)  # torch takes another kernel for a mask that is a parameter
+    with undone() as changes, torch.enable_grad():
+        InputLeaves().watch(model, model.get_input_embeddings(), changes)
+        outputs.append(model(**inputs).logits)
+        with balanced(model, changes):
+            outputs.append(model(**inputs).logits)
+    model.requires_grad_(True)
+    return torch.equal(*outputs)
+
+
+def positions_read(model: Any, inputs: Inputs) -> set[int] | None:
+    """The last hidden states that the answer depends on; None where a model shows none."""
+    states: list[Any] = []
+    hook = model.base_model.register_forward_hook(
+        lambda *arguments: states.append(getattr(arguments[2], "last_hidden_state", None))
+    )
+    with torch.enable_grad():
+        score = best_score(model(**inputs).logits, inputs, model)
+    hook.remove()
+    if len(states) != 1 or states[0] is None or not states[0].requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(score, states[0], allow_unused=True)
+    return None if gradient is None else set(gradient[0].any(dim=-1).nonzero()[:, 0].tolist())
+
+
+# --- one type -------------------------------------------------------------------------------------
+
+
+class Examination:
+    """What was found of one model so far."""
+
+    def __init__(self, model: Any, inputs: Inputs, task: str) -> None:
+        self.model, self.inputs, self.task = model, inputs, task
+        self.held = (model, _Words()) if task == "masked" else model
+        self.notes: list[str] = []
+        self.wrong = False
+
+    def compare(self, what: str, off: float, limit: float = SAME) -> None:
+        self.wrong |= not off <= limit
+        self.notes.append(f"{what} {off:.0e}")
+
+    def run(self) -> None:
+        """All that is compared, in turn."""
+        try:
+            reference = eager_reference(self.model, self.inputs)
+        except Exception as error:
+            reference = None
+            self.notes.append(f"no eager reference ({type(error).__name__}: {str(error)[:80]})")
+        trace = attnflow.capture(self.held, self.inputs)
+        if reference is None:
+            self.notes.append("weights unchecked")
+        else:
+            self.compare("weights", furthest(trace.weights, reference[0], trace.encoder_length))
+        self.take_gradients(reference)
+        self.find_answer(trace)
+        attnflow.explain(self.held, self.inputs)  # by whatever is the default
+        if "input_ids" in self.inputs:
+            self.balance()
+        if self.task == "causal":
+            attnflow.generate(self.held, self.inputs, max_new_tokens=2, min_new_tokens=2)
+
+    def take_gradients(self, reference: tuple[Layers, Layers] | None) -> None:
+        if self.task == "causal":
+            rows = last_row(self.held, self.inputs)
+            if reference is not None:
+                weights, gradients = ([one for _, one in layers] for layers in reference)
+                self.compare("gradients", distance(rows, _last_rows(weights, gradients)))
+            return
+        trace = attnflow.capture(self.held, self.inputs, record=["gradients"])
+        if reference is not None:
+            off = furthest(trace.gradients, reference[1], trace.encoder_length)
+            self.compare("gradients", off)
+
+    def find_answer(self, trace: Any) -> None:
+        """The prediction must stand where the model reads it."""
+        read = positions_read(self.model, self.inputs)
+        if read is None or trace.prediction is None or trace.stages is not None:
+            return
+        pooled, place = trace.prediction.pooled, {trace.prediction.position}
+        right = len(read) > 1 if pooled else read in (place, {0, 1})  # or a second class token
+        self.wrong |= not right
+        if not right:
+            self.notes.append(f"answer at {sorted(read)}, not {'all' if pooled else place}")
+
+    def balance(self) -> None:
+        self.wrong |= not (same := forward_is_the_same(self.model, self.inputs))
+        self.notes.append(f"forward {'same' if same else 'DIFFERS'}")
+        if not as_model(self.model).adapter.supports_factors(self.model, self.inputs):
+            return
+        fair, ways = BalancedGradient(), []
+        for form in ("weights", "factors"):
+            try:
+                trace = attnflow.capture(self.held, self.inputs, methods=[fair], form=form)
+            except UnsupportedModelError as error:
+                if form == "weights":
+                    raise
+                self.notes.append(f"no factors ({str(error)[:60]})")
+                return
+            ways.append(fair(trace).values)
+        self.compare("balanced", distance(*ways), SAME_BALANCED)
+
+
+def examine(kind: str, task: str = "causal") -> Line:
     """Try one type."""
+    if kind in NOT_ALONE:
+        return Line(kind, "not built", NOT_ALONE[kind])
     try:
-        model = build(kind)
-        inputs = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+        model = build(kind, task)
     except Exception as error:
         return Line(kind, "not built", f"{type(error).__name__}: {str(error)[:200]}")
-    notes, wrong = [], False
+    examination = Examination(model, TASKS[task].inputs(model.config), task)
+    notes = examination.notes
     try:
-        reference = eager_reference(model)
-    except Exception as error:
-        reference, notes = None, [f"no eager reference ({type(error).__name__}: {str(error)[:80]})"]
-    try:
-        trace = attnflow.capture(model, inputs)
-        if reference is None:
-            notes.append("weights unchecked")
-        else:
-            off = max(distance(a, b) for a, b in zip(trace.weights, reference[0], strict=True))
-            wrong |= off > SAME
-            notes.append(f"weights {off:.0e}")
-        rows = last_row(model, inputs)
-        if reference is not None:
-            off = distance(rows, reference[1])
-            wrong |= off > SAME
-            notes.append(f"gradients {off:.0e}")
-        attnflow.explain(model, inputs)  # by whatever is the default
-        fair = BalancedGradient()
-        if as_model(model).adapter.supports_factors(model, inputs):
-            ways = [
-                fair(
-                    attnflow.capture(model, inputs, methods=[fair], form=form), targets=[-1]
-                ).values
-                for form in ("weights", "factors")
-            ]
-            off = distance(*ways)
-            wrong |= off > SAME
-            notes.append(f"balanced {off:.0e}")
-        attnflow.generate(model, inputs, max_new_tokens=2, min_new_tokens=2)
+        examination.run()
     except AttnflowError as error:
         notes.append(f"{type(error).__name__}: {error}")
-        return Line(kind, "wrong" if wrong else "refused", "; ".join(notes))
+        return Line(kind, "wrong" if examination.wrong else "refused", "; ".join(notes))
     except Exception as error:
         place = [f"{f.name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-3:]
-        return Line(
-            kind, "bare", f"{'; '.join(notes)}; {type(error).__name__}: {str(error)[:200]} {place}"
-        )
-    return Line(kind, "wrong" if wrong else "agrees", "; ".join(notes))
+        notes.append(f"{type(error).__name__}: {str(error)[:200]} {place}")
+        return Line(kind, "bare", "; ".join(notes))
+    return Line(kind, "wrong" if examination.wrong else "agrees", "; ".join(notes))
 
 
-def main(*kinds: str) -> int:
-    """Examine these types, or all; a line for each, then the counts."""
+def main(task: str = "causal", *kinds: str) -> int:
+    """Examine these types of a task, or all; a line for each, then the counts."""
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     counts: Counter[str] = Counter()
-    for kind in kinds or CAUSAL:
-        line = examine(kind)
+    for kind in kinds or TASKS[task].types:
+        line = examine(kind, task)
         counts[line.outcome] += 1
         print(f"{line.outcome:9} {line.kind:24} {line.detail[:400]}", flush=True)
     print(dict(counts))

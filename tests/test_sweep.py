@@ -14,18 +14,40 @@ from sweep import CAUSAL, IDS, build, examine
 INPUTS = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
 AGREE = {
     "afmoe": "its mask comes by name",
+    "bert-generation": "its class is named after its decoder",
     "doge": "its masks say what a key is worth",
+    "gemma3": "a model of images and texts that is given a text",
+    "gemma3n_text": "its layers are of different widths",
     "gemma4_text": "its norms divide by a negative power",
     "granite_swa": "its sink scales the output",
     "granitemoe_swa": "so does this one's",
     "modernbert-decoder": "what it calls its decoder is a head",
     "roberta": "its positions begin after that of padding",
 }
+# Of other tasks.
+OTHERS = {
+    ("albert", "masked"): "its layers share their parameters",
+    ("esm", "masked"): "a head beside it has features and no weight",
+    ("ibert", "masked"): "its embedding returns a scale beside",
+    ("mvp", "both"): "it returns its weights and does not look its attention up",
+    ("nllb-moe", "both"): "its cross attention has a name of its own",
+    ("seamless_m4t", "both"): "so has its decoder",
+    ("bloom", "texts"): "no module says that it is causal",
+    ("eurobert", "texts"): "it answers at every position, and takes the mean",
+    ("biogpt", "texts"): "it finds its row among all scores",
+    ("mbart", "texts"): "its decoder begins with the text's last token",
+    ("siglip", "images"): "it has no class token",
+    ("dinov2", "images"): "it reads more than its class token",
+    ("sew", "audio"): "it reads all moments",
+    ("whisper", "audio"): "it is an encoder without its decoder",
+}
 REFUSED = {
     "big_bird": "sparse attention in blocks",
+    "deepseek_v32": "the kinds of its layers are not known here: indexed_attention",
     "deepseek_v4": "the kinds of its layers are not known here: heavily_compressed_attention",
     "diffllama": "attends more than once",
     "mamba": "without attention weights",
+    "musicgen": "rows of tokens at once",
 }
 
 
@@ -41,6 +63,21 @@ def test_special_families_agree_with_autograd(kind: str) -> None:
     assert line.outcome == "agrees", line.detail
     assert "weights 0e+00" in line.detail
     assert "gradients" in line.detail
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "task"), OTHERS)
+def test_models_of_other_tasks_agree(kind: str, task: str) -> None:
+    line = examine(kind, task)
+    assert line.outcome == "agrees", line.detail
+    assert "gradients" in line.detail
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_both_sides_in_one_softmax_are_refused() -> None:
+    line = examine("t5gemma2", "both")
+    assert line.outcome == "refused", line.detail
+    assert "attends to 14 keys where its decoder has 4" in line.detail
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -163,8 +163,9 @@ def disks(count: int, folder: Path) -> Count:
 
 
 def model_types(count: int, folder: Path) -> Count:
-    """Every causal model type of transformers against autograd through its eager graph."""
-    lines = [sweep.examine(kind) for kind in list(sweep.CAUSAL)[: count or None]]
+    """Every model type of transformers that answers, against autograd through its eager graph."""
+    types = [(kind, name) for name, task in sweep.TASKS.items() for kind in task.types]
+    lines = [sweep.examine(*each) for each in types[: count or None]]
     faults = [line for line in lines if line.outcome in ("wrong", "bare")]
     return Count(len(lines), [f"{line.kind}: {line.detail}" for line in faults])
 

@@ -122,6 +122,7 @@ def _long_text(model: nn.Module, length: int, reads: str | None) -> dict[str, An
     config: Any = getattr(model, "config", None)
     text = config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    inner = inner if isinstance(inner, int) else max(inner)  # one for each layer
     size = length * next(model.parameters()).element_size()
     block = size * (12 * text.hidden_size + 5 * inner)
     device, free = device_of(model), free_memory()

@@ -26,7 +26,7 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.adapter import Batch
 from attnflow.hosts.inputs import join_tokens
 from attnflow.hosts.model import Model
-from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.recorder import Recorder, Stage
 from attnflow.hosts.scores import Explained, PhraseScores, Scores
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
@@ -94,6 +94,12 @@ class ForwardPass:
     def _trace(self, example: int) -> AttentionTrace:
         """One example's trace; its rows are checked here, at the cost of one sum."""
         layers = self.recorder.layers
+        if len(sizes := {layer.weights.shape[-2:] for layer in layers}) > 1:
+            raise CaptureError(
+                f"The layers of {type(self.model.module).__name__} attend over different numbers "
+                f"of positions ({', '.join(f'{q} × {k}' for q, k in sorted(sizes))}), so they do "
+                "not share one set of tokens and are no layer-by-layer graph."
+            )
         length = layers[0].weights.shape[-1]
         positions = np.array(self.batch.positions_of(example, length))
         weights = self.recorder.stacked()[:, example]
@@ -136,6 +142,15 @@ class ForwardPass:
         lengths = {layer.stage: layer.weights.shape[-2] for layer in self.recorder.layers}
         encoder = np.array(self.batch.positions_of(example, lengths["encoder"]))
         decoder = np.array(self.batch.positions_of(example, lengths["decoder"], decoder=True))
+        for layer in self.recorder.layers:
+            keys_seen = layer.weights.shape[-1]
+            side: Stage = "encoder" if layer.stage == "cross" else layer.stage
+            if keys_seen != lengths[side]:
+                raise CaptureError(
+                    f"A layer of {type(self.model.module).__name__} attends to {keys_seen} keys "
+                    f"where its {side} has {lengths[side]} positions, as if both sides were in one "
+                    "softmax; such layers are not known here."
+                )
         queries = {"encoder": encoder, "decoder": decoder, "cross": decoder}
         keys = {"encoder": encoder, "decoder": decoder, "cross": encoder}
         layers = self.recorder.layers
@@ -226,13 +241,22 @@ def check_layers(model: Model, count: int) -> None:
     if count and (expected is None or count == expected):
         return
     config: Any = getattr(model.module, "config", None)
-    if expected == 0:
-        kinds = getattr(config, "layer_types", None) or config.layers_block_type
+    if not count and not expected:
+        raise CaptureError(
+            f"{type(model.module).__name__} showed no attention: it has none, or computes it where "
+            "it cannot be seen. A model without attention weights has nothing to explain here."
+        )
+    if not expected:
+        text = config.get_text_config()
+        kinds = getattr(text, "layer_types", None) or text.layers_block_type
         why = f"the kinds of its layers are not known here: {', '.join(sorted(set(kinds)))}"
-    elif expected is not None and count > expected:
+    elif count > expected:
         why = "a layer of it attends more than once, and its output is made of both in its own way"
     else:
-        why = "fused or quantised attention returns no weights; load the model without it"
+        why = (
+            "its other attention is sparse, fused or otherwise out of sight; where it is fused, "
+            "load the model with attn_implementation='eager'"
+        )
     raise CaptureError(
         f"{type(model.module).__name__} has {expected or 'some'} layers with attention and "
         f"{count} were seen ({why}). Nothing is returned, because a result over missing layers "

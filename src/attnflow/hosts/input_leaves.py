@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnflow.errors import UnsupportedModelError
 from attnflow.hosts.restore import Changes
 
 _BLOCK = "GradientCheckpointingLayer"  # what a file of transformers calls one block of a stack
@@ -26,10 +27,12 @@ class InputLeaves:
         self.streams: dict[int, Tensor] = {}
         self._begun = 0
 
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         """Keep the output as a leaf, and give the model a copy, which it may change in place."""
-        self.leaves.append(output.detach().requires_grad_())
-        return self.leaves[-1].clone()
+        embedded, *rest = output if isinstance(output, tuple) else (output,)
+        self.leaves.append(embedded.detach().requires_grad_())
+        copy = self.leaves[-1].clone()
+        return (copy, *rest) if rest else copy
 
     def watch(
         self, model: nn.Module, words: nn.Module, changes: Changes, *, streams: bool = False
@@ -38,6 +41,11 @@ class InputLeaves:
 
         streams: and behind the first tenth of its blocks.
         """
+        if isinstance(words, nn.ModuleList):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} reads {len(words)} rows of tokens at once, each by an "
+                "embedding of its own, so no gradient is that of one token. Rollout works."
+            )
         decoder = getattr(model, "get_decoder", lambda: None)()
         find = getattr(decoder, "get_input_embeddings", None)  # some call their head a decoder
         sides = (words, words if find is None else find())

@@ -112,8 +112,8 @@ REFUSED: dict[str, str] = {
         _WINDOWED,
     ),
     **dict.fromkeys(["longformer", "led", "big_bird", "bigbird_pegasus", "reformer"], _SPARSE),
-    **dict.fromkeys(["longt5", "nystromformer", "yoso", "mra", "fnet"], _SPARSE),
-    **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"], _NO_WEIGHTS),
+    **dict.fromkeys(["longt5", "pegasus_x", "nystromformer", "yoso", "mra"], _SPARSE),
+    **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"], _NO_WEIGHTS),
 }
 
 
@@ -122,9 +122,8 @@ def refuse_by_name(kind: str, model_name: str) -> None:
     reason = REFUSED.get(kind)
     if reason is not None:
         raise UnsupportedModelError(
-            f"{model_name} cannot be explained by rollout or flow: it {reason}. Use a model with "
-            "global attention, such as BERT, ViT or a Llama; gradient-based methods work on this "
-            "one."
+            f"{model_name} cannot be explained by its attention: it {reason}. Use a model with "
+            "global attention, such as BERT, ViT or a Llama."
         )
 
 
@@ -232,7 +231,10 @@ def decoder_inputs(
 
 def check_vocabulary(model: Any, ids: Tensor) -> None:
     """Check that the model has a vector for every one of these tokens of its input."""
-    words = model.get_input_embeddings()
+    try:
+        words = model.get_input_embeddings()
+    except NotImplementedError:  # characters are hashed, there is no table of them
+        return
     count = getattr(words, "num_embeddings", None)
     if count is None or ids.is_floating_point() or not ids.numel():
         return

@@ -44,7 +44,9 @@ def refuse_gradients(model: nn.Module) -> None:
 
 def _quantised_layers(model: nn.Module) -> list[nn.Module]:
     """Linear layers whose weights are no floating parameters of torch's own kind."""
-    layers = [module for module in model.modules() if hasattr(module, "in_features")]
+    linear = [module for module in model.modules() if hasattr(module, "in_features")]
+    # What holds another such layer, an adapter or a head, computes by that one.
+    layers = [m for m in linear if not any(hasattr(p, "in_features") for p in m.children())]
     weights = [getattr(layer, "weight", None) for layer in layers]
     return [
         layer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -38,7 +40,7 @@ from attnflow.hosts.inputs import (
     words_of,
 )
 from attnflow.hosts.quantised import gradient_barrier
-from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
+from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder, Stage
 from attnflow.hosts.transformers.answers import (
     compared_side,
     compares,
@@ -131,7 +133,7 @@ class TransformersAdapter(Adapter):
         positions = kept_positions(mask)
         decoder_positions = kept_positions(tensors.get("decoder_attention_mask"))
         if facts.decoder_reads_input and "input_ids" in tensors:
-            tensors.setdefault("decoder_input_ids", shifted_input(tensors["input_ids"], facts))
+            tensors.setdefault("decoder_input_ids", _shifted(model, tensors["input_ids"], facts))
             decoder_positions = decoder_positions or positions
         size = len(next(tensors[name] for name in _INPUTS if name in tensors))
         if compared_side(model, tensors) is not None:
@@ -161,20 +163,24 @@ class TransformersAdapter(Adapter):
                 "interface, so it cannot be disturbed to check it, nor measured inside. Gradients "
                 "can be captured."
             )
+        # Some files make a causal mask only where no cache is asked for.
+        uncached = {"use_cache": False} if is_encoder_decoder(tower) else {}
         with use_eager_attention(tower):
-            outputs = tower(**inputs, output_attentions=True)
-        for weights in getattr(outputs, "attentions", None) or ():
+            outputs = tower(**inputs, **uncached, output_attentions=True)
+        for stage, weights in _eager_weights(outputs):
             if weights is not None:
-                recorder.add(weights)
+                recorder.add(weights, stage=stage)
         return outputs
 
     def expected_layers(self, model: nn.Module) -> int | None:
         """Return what the config says: a hybrid counts only the layers that attend."""
-        config = _config(model)
-        if hasattr(config, "vision_config") and hasattr(config, "text_config"):
+        config, host = _config(model), cast(PreTrainedModel, model)
+        two_towers = hasattr(config, "vision_config") and hasattr(config, "text_config")
+        if two_towers and not host.can_generate():
             return None  # which tower ran is known only from its inputs
         if is_encoder_decoder(model):
             return _encoder_decoder_layers(model)
+        config = config.get_text_config()  # images of a model that writes are seen apart
         kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
         if kinds is not None:
             return sum(kind in _ATTENDING for kind in kinds)
@@ -353,6 +359,16 @@ class TransformersAdapter(Adapter):
         return read_scores(model, tokenizer, logits, batch, facts)
 
 
+def _eager_weights(outputs: Any) -> Iterator[tuple[Stage, Tensor | None]]:
+    """Yield the weights that a model returns; a decoder attends to itself, then to the encoder."""
+    if getattr(outputs, "encoder_attentions", None) is None:
+        yield from (("self", weights) for weights in getattr(outputs, "attentions", None) or ())
+        return
+    yield from (("encoder", weights) for weights in outputs.encoder_attentions)
+    pairs = zip(outputs.decoder_attentions or (), outputs.cross_attentions or (), strict=True)
+    yield from (part for own, other in pairs for part in (("decoder", own), ("cross", other)))
+
+
 def _parts(tower: PreTrainedModel) -> list[Parts]:
     return declared_parts(tower.base_model, tower.config.model_type, type(tower).__name__)
 
@@ -364,6 +380,16 @@ def _replayed_layers(tower: PreTrainedModel) -> list[nn.Module]:
             "so zeroing a value in it is not one thing. Gradient methods work on it."
         )
     return outermost_layers(tower)
+
+
+def _shifted(model: nn.Module, ids: Tensor, facts: ModelFacts) -> Tensor:
+    """Return what a decoder reads that reads the input: as its own file moves it, if it does."""
+    own: Any = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
+    if own is None:
+        return shifted_input(ids, facts)
+    count = len(inspect.signature(own).parameters)  # some begin with the text's last token
+    result: Tensor = own(ids, *(facts.pad_token, facts.start_token)[: count - 1])
+    return result
 
 
 def _config(model: nn.Module) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnflow.errors import TokensError
 from attnflow.hosts.adapter import AnswerPosition, Batch, ModelFacts, Scores
@@ -25,6 +26,7 @@ from attnflow.hosts.adapter import AnswerPosition, Batch, ModelFacts, Scores
 _ANSWERS: dict[str, AnswerPosition] = {
     "ForSequenceClassification": "first",
     "ForImageClassification": "first",
+    "ForAudioClassification": "first",
     "ForTokenClassification": "each",
     "ForMaskedLM": "mask",
     "ForCausalLM": "last",
@@ -35,13 +37,18 @@ _ANSWERS: dict[str, AnswerPosition] = {
 }
 
 
-_MEANS = {"classifier_pooling": "mean", "use_mean_pooling": True, "summary_type": "mean"}
+_MEANS: dict[str, tuple[object, ...]] = {
+    "classifier_pooling": ("mean", "late"),
+    "use_mean_pooling": (True,),
+    "summary_type": ("mean",),
+}
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
     """Return whether an encoder reads and a decoder writes."""
     config: Any = model.config
-    return bool(getattr(config, "is_encoder_decoder", False))
+    both = bool(getattr(config, "is_encoder_decoder", False))
+    return both and not type(model).__name__.endswith("ForAudioClassification")  # Whisper's encoder
 
 
 def facts_of(model: PreTrainedModel) -> ModelFacts:
@@ -49,14 +56,16 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
     both = is_encoder_decoder(model)
     causal = not both and any(getattr(part, "is_causal", False) is True for part in model.modules())
     endings = (place for ending, place in _ANSWERS.items() if type(model).__name__.endswith(ending))
-    answer = next(endings, None)
+    answer = next(endings, "last" if model.can_generate() else None)
     # Families name differently that a classifier reads all positions; one without any of these
     # names reads one position.
-    means = [getattr(model.config, name, None) == value for name, value in _MEANS.items()]
+    means = [getattr(model.config, name, None) in values for name, values in _MEANS.items()]
     if answer in ("first", "each") and getattr(model.config, "num_labels", 2) < 2:
         answer = None  # one number is no choice
     if answer == "first":
-        answer = "last" if causal or both else "mean" if any(means) else "first"
+        reads_all = any(means) or _reads_patches(model)
+        reads_last = causal or both or _reads_last(model)
+        answer = "last" if reads_last else "mean" if reads_all else "first"
     return ModelFacts(
         causal=causal,
         encoder_decoder=both,
@@ -70,6 +79,29 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
         pad_token=getattr(model.config.get_text_config(), "pad_token_id", None),
         max_length=_max_length(model),
     )
+
+
+def _reads_last(model: PreTrainedModel) -> bool:
+    """Return whether a classifier of texts reads the last token, though no module says so.
+
+    A type that writes, and whose config does not say that it may also be an encoder, does.
+    """
+    config: Any = model.config
+    if (place := getattr(config, "summary_type", None)) in ("first", "last"):
+        return bool(place == "last")
+    writes = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    says = any(hasattr(part, "is_causal") for part in model.modules())
+    return writes and not says and bool(getattr(config, "is_decoder", True))
+
+
+def _reads_patches(model: PreTrainedModel) -> bool:
+    """Return whether a classifier of images or sounds reads more than a class token."""
+    if model.main_input_name == "input_ids":
+        return False
+    has_class_token = any(name.endswith("cls_token") for name, _ in model.named_parameters())
+    width = getattr(getattr(model, "classifier", None), "in_features", None)
+    beside = width is not None and width > getattr(model.config, "hidden_size", width)
+    return beside or not has_class_token
 
 
 def _token(model: PreTrainedModel, *names: str) -> int | None:

@@ -38,7 +38,7 @@ from attnflow.hosts.transformers.shards import Shards
 _NAME = "attnflow"
 _SINK_SHARE = 1e-3  # a row that lacks more than this has left it to its sink
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
-_CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "encoder_attention")
+_CROSS = ("encoder_attn", "EncDecAttention", "encoder_attention")  # and all names with "cross"
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,6 +354,7 @@ def _stage(model: PreTrainedModel, name: str) -> Stage:
     """Return which of the three attentions of an encoder–decoder a module computes, by its name."""
     if not is_encoder_decoder(model):
         return "self"
-    if any(part in _CROSS for part in name.split(".")):
+    parts = name.split(".")
+    if any("cross" in part or part in _CROSS for part in parts):
         return "cross"
-    return "decoder" if "decoder" in name.split(".") else "encoder"
+    return "decoder" if any(part.endswith("decoder") for part in parts) else "encoder"

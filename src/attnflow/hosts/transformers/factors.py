@@ -304,7 +304,9 @@ class FactoredRun:
     def run(self, inputs: Mapping[str, Tensor], scored: int = 1) -> FactoredRun:
         """Run one forward pass; of a language model's scores only those of the last positions."""
         parameters = inspect.signature(self.model.forward).parameters
-        wishes: dict[str, Any] = {"use_cache": False, "logits_to_keep": scored}
+        wishes: dict[str, Any] = {"use_cache": False}
+        if self.model.can_generate():  # a classifier finds its row among all of them
+            wishes["logits_to_keep"] = scored
         options = {name: wish for name, wish in wishes.items() if name in parameters}
         rules = BalancedRules()
         with suppress(_SpansArrived), _holding_factors(self.model, self.recording) as changes:
