@@ -148,8 +148,8 @@ def test_responses_plain_and_streamed(gpt: openai.OpenAI, expected: Any) -> None
     answer = gpt.responses.create(**arguments)
     assert answer.output_text == expected.text
     part: Any = answer.output[0].content[0]  # type: ignore[union-attr]
-    cited = [(c.end, c.document) for c in expected.citations]
-    assert [(each.index, each.filename) for each in part.annotations] == cited
+    cited = [(c.start, c.end, c.document, c.to_dict()) for c in expected.citations]
+    assert [(a.start_index, a.end_index, a.title, a.attnflow) for a in part.annotations] == cited
     with gpt.responses.stream(**arguments) as stream:
         events: list[Any] = list(stream)
     assert events[-1].type == "response.incomplete"  # it was cut off after twelve tokens

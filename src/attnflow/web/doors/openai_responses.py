@@ -1,8 +1,8 @@
-"""OpenAI's responses: texts and files as input; file citations in the output text."""
+"""OpenAI's responses: texts and files as input; citations in the output text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field
@@ -21,7 +21,7 @@ from attnflow.web.doors.conversation import (
     sse,
     writing_options,
 )
-from attnflow.web.doors.openai_chat import read_content, sent_documents
+from attnflow.web.doors.openai_chat import read_content, sent_documents, url_citations
 
 
 class Item(Lenient):
@@ -143,14 +143,9 @@ class ResponsesReply:
 
 
 def _part(answer: CitedAnswer) -> dict[str, Any]:
-    """Return the output text; a file citation stands where its statement ends."""
-    cited: list[Mapping[str, Any]] = [
-        {
-            "type": "file_citation",
-            "index": citation.end,
-            "file_id": answer.documents[citation.document_index].id or citation.document,
-            "filename": citation.document,
-        }
-        for citation in answer.citations
+    """Return the output text and its citations; each has its record, which LangChain hands on."""
+    cited = [
+        {"type": "url_citation", **each["url_citation"], "attnflow": record}
+        for each, record in zip(url_citations(answer), answer.records, strict=True)
     ]
     return {"type": "output_text", "text": answer.text, "annotations": cited, "logprobs": []}
