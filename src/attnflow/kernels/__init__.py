@@ -7,9 +7,9 @@ product that a method needs is formed block by block from them, exactly:
 * spans upwards, `C ← P C`: what every target draws on a few groups of sources;
 * gradient-weighted rows downwards, `r ← r relu(P ⊙ dP)`.
 
-P is the weighted mean of the heads' attention. Each product exists three times: as plain loops (the
-reference), as blocks of torch on any device, and as a Triton kernel on CUDA. `dispatch` chooses,
-and results say which one it was.
+P is the weighted mean of the heads' attention. Attention itself and its way back, for the gradients
+of long texts, are formed so too. Each exists twice: as blocks of torch on any device, and as a
+Triton kernel on CUDA. `dispatch` chooses, and results say which one it was.
 """
 
 from __future__ import annotations

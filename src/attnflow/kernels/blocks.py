@@ -22,17 +22,6 @@ _ROWS_OF_COLUMNS = 4096  # queries at a time where only a few keys count
 _EMPTY = -1e30  # a score that no exponential feels; -inf less -inf would be no number
 
 
-def log_sum_exp(layer: Factors) -> Tensor:
-    """`(heads, n)` in float32: the logarithm of each row's sum, sinks included."""
-    totals = torch.full((layer.heads, layer.length), _EMPTY, device=layer.query.device)
-    for rows, columns in _tiles(layer):
-        block = _scores(layer, rows, columns).logsumexp(dim=-1)
-        totals[:, rows] = torch.logaddexp(totals[:, rows], block)
-    if layer.sink is not None:
-        totals = torch.logaddexp(totals, layer.sink.float()[:, None].to(totals.device))
-    return totals.masked_fill_(totals < _EMPTY / 2, 0.0)  # a row that sees nothing has no weights
-
-
 def rows_down(layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor) -> Tensor:
     """`(targets, n)`: vectors times the weighted mean of the heads' attention."""
     product = torch.zeros_like(vectors, dtype=torch.float32)
@@ -143,13 +132,6 @@ def score_rows(layer: Factors, sums: Tensor, rows: Tensor) -> Tensor:
         gained = products.sum(dim=-1, keepdim=True)
         parts.append(products.sub_(weights.mul_(gained)).clamp_(min=0).mean(dim=0))
     return torch.cat(parts)
-
-
-def row_sums(layer: Factors, rows: Tensor) -> Tensor:
-    """`(heads, rows)`: the log-sum-exp of these rows alone."""
-    sums = _scores(layer, rows, slice(0, layer.length)).logsumexp(dim=-1)
-    sums = sums.masked_fill_(sums < _EMPTY / 2, 0.0)
-    return sums if layer.sink is None else torch.logaddexp(sums, layer.sink.to(sums)[:, None])
 
 
 def weight_columns(layer: Factors, sums: Tensor, columns: Tensor, shares: Tensor) -> Tensor:

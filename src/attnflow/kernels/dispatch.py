@@ -1,31 +1,27 @@
-"""Which of the three ways forms a product: one place that chooses, and says what it chose."""
+"""Which of the two ways forms a product: one place that chooses, and says what it chose."""
 
 from __future__ import annotations
 
 import importlib.util
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from attnflow.errors import InputError
-from attnflow.kernels import blocks, loops
+from attnflow.kernels import blocks
 from attnflow.kernels.factors import Factors
 
-Way = Literal["triton", "blocks", "loops"]
+Way = Literal["triton", "blocks"]
 WAYS: dict[Way, str] = {
     "triton": "Triton kernels",
     "blocks": "blocks of torch",
-    "loops": "plain loops",
 }
 
 
 class Products(Protocol):
     """What every way offers. `sums` is (heads, n), `shares` is (heads,)."""
-
-    def log_sum_exp(self, layer: Factors) -> Tensor:
-        """`(heads, n)`: the logarithm of each row's sum."""
 
     def rows_down(self, layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor) -> Tensor:
         """`(targets, n)`: vectors times the mixed attention."""
@@ -47,22 +43,6 @@ class Products(Protocol):
         """Gradients of queries, keys and values from that of the output."""
 
 
-class _Loops:
-    """The reference, taken from and given back as tensors."""
-
-    def log_sum_exp(self, layer: Factors) -> Tensor:
-        return blocks.log_sum_exp(layer)
-
-    def __getattr__(self, name: str) -> Any:
-        product = getattr(loops, name)
-
-        def in_tensors(layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor) -> Tensor:
-            array = product(layer, vectors.double().cpu().numpy(), shares.double().cpu().numpy())
-            return torch.from_numpy(array).to(vectors)
-
-        return in_tensors
-
-
 def way_for(device: torch.device) -> Way:
     """Triton on CUDA where it is installed, blocks of torch everywhere else."""
     return "triton" if device.type == "cuda" and _has_triton() else "blocks"
@@ -76,8 +56,6 @@ def products_of(way: Way) -> Products:
         return triton_kernels
     if way == "blocks":
         return blocks
-    if way == "loops":
-        return _Loops()
     raise InputError(f"way={way!r}: products are formed by {', '.join(map(repr, WAYS))}.")
 
 

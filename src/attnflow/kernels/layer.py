@@ -20,7 +20,6 @@ from attnflow.kernels.factors import Factors
 from attnflow.trace.factored_trace import LayerMix
 
 Rows = Sequence[int] | NDArray[np.intp]
-_FEW_ROWS = 256  # whose sums are computed alone rather than those of the whole layer
 _LEAST_REST = 1e-2  # below it, what dropping leaves of a row is summed and not had by subtraction
 
 
@@ -79,7 +78,7 @@ class FactoredLayer:
     def sums(self) -> Tensor:
         """`(heads, n)`: the log-sum-exp of each row."""
         if self._sums is None:
-            self._sums = aside(products_of(self._way).log_sum_exp(self.factors))
+            self._sums = aside(self._sums_of(self.factors))
         return self._sums.to(self.factors.query.device, non_blocking=True)
 
     def _mass(self, sums: Tensor) -> Tensor:
@@ -112,8 +111,10 @@ class FactoredLayer:
     def _row_sums(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """`(heads, rows)`, the log-sum-exp of these rows, and the rows as a tensor."""
         places = torch.as_tensor(np.asarray(rows), device=self.factors.query.device)
-        few = self._sums is None and len(places) < _FEW_ROWS
-        return blocks.row_sums(self.factors, places) if few else self.sums[:, places], places
+        return self.sums[:, places], places
+
+    def _sums_of(self, layer: Factors) -> Tensor:
+        return products_of(self._way).attend(layer, layer.key)[1]
 
     def unit_rows(self, rows: Rows) -> Tensor:
         """`(rows, n)`: 1 at each row's own position."""
@@ -204,7 +205,7 @@ class FactoredLayer:
             else hidden
         )
         rest = replace(self.factors, hidden=hidden.index_fill(0, columns, True), sink=None)
-        sums = products_of(self._way).log_sum_exp(rest)
+        sums = self._sums_of(rest)
         visible = blocks.sees_something(rest)
         return shares @ ((sums - self.sums).exp() * visible).double()
 

@@ -55,42 +55,6 @@ def _tile(base, positions, width, stride_n, stride_d, n, D: tl.constexpr, CHECKE
 
 
 @triton.jit
-def log_sum_exp_kernel(
-    query, key, hidden, out, n, width, scale2, cap2, before, after,
-    sqh, sqn, sqd, skh, skn, skd,
-    GROUPS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, HIDDEN: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`(heads, n)`: the logarithm to base 2 of each row's sum; 0 for a row that sees nothing."""
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
-    head = tl.program_id(1)
-    rows = first + tl.arange(0, M)
-    q = _tile(query + head.to(tl.int64) * sqh, rows, width, sqn, sqd, n, D, True)
-    largest = tl.full((M,), -1e30, tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    begin, end = 0, n
-    if BEFORE:
-        begin = tl.maximum(0, first - before) // N * N
-    if AFTER:
-        end = tl.minimum(n, first + M + after)
-    keys_of_head = key + (head // GROUPS).to(tl.int64) * skh
-    for start in range(begin, end, N):
-        columns = start + tl.arange(0, N)
-        k = _tile(keys_of_head, columns, width, skn, skd, n, D, True)
-        s = _log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, cap2, CAPPED)
-        visible = _visible(rows[:, None], columns[None, :], n, before, after, hidden, BEFORE, AFTER,
-                     HIDDEN)  # fmt: skip
-        s = tl.where(visible, s, -1e30)
-        higher = tl.maximum(largest, tl.max(s, 1))
-        p = tl.where(visible, tl.exp2(s - higher[:, None]), 0.0)
-        total = total * tl.exp2(largest - higher) + tl.sum(p, 1)
-        largest = higher
-    sums = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)), 0.0)
-    tl.store(out + head.to(tl.int64) * n + rows, sums, mask=rows < n)
-
-
-@triton.jit
 def spans_up_kernel(
     query, key, sums, spans, hidden, out, n, width, count, scale2, cap2, before, after,
     sqh, sqn, sqd, skh, skn, skd,

@@ -23,7 +23,6 @@ from attnflow.kernels.factors import Factors
 from attnflow.kernels.triton_code import (
     attend_back_kernel,
     attend_kernel,
-    log_sum_exp_kernel,
     rows_down_kernel,
     spans_up_kernel,
 )
@@ -60,21 +59,6 @@ ATTEND_BACK = Tiles(64, 64, warps=4, stages=2)
 # For wider heads, smaller chips and float32, whose tiles take more memory.
 _SMALLER = (Tiles(64, 64, heads=2, warps=4, stages=2), Tiles(64, 32, heads=1, warps=4, stages=1))
 _SMALLEST = Tiles(32, 32, heads=1, warps=4, stages=1)
-
-
-def log_sum_exp(layer: Factors) -> Tensor:
-    """`(heads, n)` in float32, sinks included, as `blocks.log_sum_exp` gives it."""
-    out = torch.empty(layer.heads, layer.length, device=layer.query.device, dtype=torch.float32)
-    tile = 32 if layer.query.dtype == torch.float32 else 64
-    grid = (triton.cdiv(layer.length, tile), layer.heads)
-    log_sum_exp_kernel[grid](
-        layer.query, layer.key, _hidden(layer), out, layer.length, layer.query.shape[2],
-        *_scales(layer), *_reach(layer), *layer.query.stride(), *layer.key.stride(),
-        GROUPS=layer.groups, M=tile, N=tile, D=_padded(layer.query.shape[2]),
-        num_warps=4, **_flags(layer),
-    )  # fmt: skip
-    sums = out / _LOG2E
-    return sums if layer.sink is None else torch.logaddexp(sums, layer.sink.float()[:, None])
 
 
 def attend(layer: Factors, value: Tensor, tiles: Tiles | None = None) -> tuple[Tensor, Tensor]:
