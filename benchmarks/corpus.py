@@ -124,11 +124,12 @@ def throughput(loaded: Any, texts: list[str], folder: Path) -> dict[str, list[fl
     torch.set_num_threads(1)
     path = write_lines(folder / "texts.txt", texts)
     plan = Plan.make([DataFile(path)], SHARD)
+
+    def by_hand(gradients: bool, shard: Any) -> None:
+        pass_by_hand(loaded, texts[shard.first : shard.first + shard.count], gradients=gradients)
+
     ways: dict[str, Callable[[Any], object]] = {
-        name: lambda shard, of=name == "gradients": pass_by_hand(
-            loaded, texts[shard.first : shard.first + shard.count], gradients=of
-        )
-        for name in ("forward", "gradients")
+        name: partial(by_hand, name == "gradients") for name in ("forward", "gradients")
     }
     for method in BARS:
         settings = Settings(methods=[method], batch_tokens=TOKENS, shard_size=SHARD)

@@ -80,7 +80,7 @@ def length_chooser() -> Callable[[bool | None], None]:
     usual = factored._exceeds
 
     def choose(again: bool | None) -> None:
-        factored._exceeds = usual if again is None else (lambda *_: again)  # type: ignore[assignment]
+        factored._exceeds = usual if again is None else (lambda *_: again)
 
     return choose
 
