@@ -43,7 +43,7 @@ def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
     )  # fmt: skip
     model = KnownModel(rule)
     monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: model)
-    (verdict,) = verdicts.judge_statements(result, None, [0] * 6)  # type: ignore[arg-type]
+    (verdict,), _ = verdicts.judge_statements(result, None, [0] * 6)  # type: ignore[arg-type]
     assert verdict is not None
     return verdict, model.sets
 

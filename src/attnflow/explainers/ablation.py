@@ -199,7 +199,8 @@ class CompletionAblation:
         distinct = list(dict.fromkeys(keys))
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
-        saved = sum(map(self._start, variants)) - len(self.prompt_ids)  # tokens, by caching them
+        new = 0 if "_unchanged" in vars(self) else len(self.prompt_ids)  # tokens, to cache them
+        saved = sum(map(self._start, variants)) - new
         cached = saved > 0 and self.takes_prefix_from_cache
         for batch in self._batches(variants, cached):
             members = [variants[k] for k in batch]

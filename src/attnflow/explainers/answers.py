@@ -270,13 +270,16 @@ def read_answer(
     notes: dict[str, Any] = {"completion": answer.text, STATEMENTS: _marks_of(answer)}
     if answer.stop is not None:
         notes["stop"] = answer.stop
-    if LOG_PROBS not in result.provenance:
-        likely = ablate(model, prompt.ids, answer.ids, by=None).token_log_probs([()])[0]
-        notes[LOG_PROBS] = likely.tolist()
     result = replace(result, provenance={**result.provenance, **notes})
-    if not check:
-        return result
-    return replace(result, verdicts=judge_statements(result, model, prompt.ids))
+    if check:
+        verdicts, likely = judge_statements(result, model, prompt.ids)
+        return replace(
+            result, verdicts=verdicts, provenance={**result.provenance, LOG_PROBS: likely}
+        )
+    if LOG_PROBS not in result.provenance:
+        likely = ablate(model, prompt.ids, answer.ids, by=None).token_log_probs([()])[0].tolist()
+        result = replace(result, provenance={**result.provenance, LOG_PROBS: likely})
+    return result
 
 
 def _marks_of(answer: WrittenAnswer) -> list[list[int | str]]:

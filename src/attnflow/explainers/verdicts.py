@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +68,9 @@ class _Reading:
 
 def judge_statements(
     result: Attribution, model: Model, prompt_ids: Sequence[int]
-) -> tuple[Verdict | None, ...]:
-    """Return a verdict for each statement of an answer over documents; None where none is named.
+) -> tuple[tuple[Verdict | None, ...], list[float]]:
+    """Return a verdict for each statement of an answer over documents, None where none is named,
+    and the log-probability of each token of it.
 
     result: explains the answer, and says where the documents stand. What is hidden keeps its
     place; the question and the template stay. A first round hides the sentence that is named, all
@@ -85,16 +87,12 @@ def judge_statements(
         for statement in statements_of(result)
     ]
     present = [each for each in judged if each is not None]
-    reading.read(
-        [
-            hidden
-            for each in present
-            for hidden in (frozenset[int](), every, each.sentences[0], every - each.documents[0])
-        ]
-    )
+    first = [(every, each.sentences[0], every - each.documents[0]) for each in present]
+    reading.read([frozenset(), *chain.from_iterable(first)])  # the prompt is read once for all
     undecided = [each for each in present if each.decide(reading, every) is None]
     reading.read([hidden for each in undecided for hidden in each.further(every)])
-    return tuple(None if each is None else each.verdict(reading, every) for each in judged)
+    verdicts = tuple(None if each is None else each.verdict(reading, every) for each in judged)
+    return verdicts, reading.rows[frozenset()].tolist()
 
 
 class _Judged:

@@ -128,7 +128,7 @@ class AnswerReading:
         first, end, _ = self.target.indices(len(self.ids))
         noted = {**result.provenance, STATEMENTS: [[first, end, 0, self.text]]}
         result = replace(result, provenance=noted)
-        verdicts = judge_statements(result, self.model, self.prompt.ids)
+        verdicts, _ = judge_statements(result, self.model, self.prompt.ids)
         return statements_of(replace(result, verdicts=verdicts))[0].sources
 
     def most_needed(self) -> int:
