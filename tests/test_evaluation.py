@@ -696,7 +696,7 @@ def test_an_interrupted_command_says_how_to_go_on(
             yield
 
     with monkeypatch.context() as patched:
-        patched.setattr("attnflow.cli.writing.progress_bars", stopping)
+        patched.setattr("attnflow.cli.evaluate.progress_bars", stopping)
         assert _run(arguments) == 130
         assert f"interrupted; 2 texts are kept in '{path}'" in capsys.readouterr().err
         assert _run(arguments[:5]) == 130  # nothing is kept where no file was named

@@ -116,9 +116,9 @@ def test_spans_layers_sampling_and_common_words(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-new-tokens", "0"], "at least 1; got 0"),
+        (["--max-new-tokens", "0"], "at least 1; got '0'"),
         (["--max-new-tokens", "40"], "takes at most 32"),
-        (["--top", "0"], "greater than or equal to 1"),
+        (["--top", "0"], "--top is a number of at least 1"),
         (["--temperature", "2"], "add --seed"),
         (["--layer", "high"], "a number or 'mean'; got 'high'"),
         (["--layer", "7"], "no layer 7"),

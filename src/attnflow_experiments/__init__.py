@@ -62,7 +62,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "scenes": Experiment(
         "Drawn scenes: does the answer of a vision-language model point at the object it is about, "
         "and does hiding that object matter",
-        "about 2 minutes",
+        "about 90 seconds",
         ("--scenes 20", "--output out"),
     ),
     "sst2": Experiment(
@@ -73,7 +73,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "pronouns": Experiment(
         "Figure 4: a model's pronoun beside the antecedent that raw attention, rollout and flow "
         "prefer; Winogender too",
-        "20 seconds",
+        "40 seconds",
         ("", "--data winogender.tsv --protocol paper"),
     ),
 }

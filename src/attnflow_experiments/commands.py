@@ -13,6 +13,7 @@ import typer
 from attnflow import storage
 from attnflow.cli import options, writing
 from attnflow.errors import InputError
+from attnflow.show.progress import progress_bars
 from attnflow_experiments import EXPERIMENTS, language
 from attnflow_experiments.options import (
     FolderOption,
@@ -89,7 +90,7 @@ def verb_number(
     experiment = VerbNumber(protocol=protocol, samples=samples, seed=seed)  # type: ignore[arg-type]
     examples, source = _sentences(data, held_out_only, samples, seed)
     model, vocabulary = load_verb_number(weights)
-    with writing.progress_bars():
+    with progress_bars():
         report = experiment(examples, model, vocabulary, source=source)
     finish(report, output, context)
 
@@ -143,7 +144,7 @@ def known_answer(
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
     loaded = as_model(model, default="smollm2")
     folder = mathformer_folder(mathformer)
-    with writing.progress_bars():
+    with progress_bars():
         tables = [*experiment.of_language_model(loaded.module, loaded.tokenizer)]
         for sign in "*+" if folder else "":
             calculator, vocabulary = load_mathformer(folder, sign)
@@ -200,7 +201,7 @@ def pronouns(
     if sentence is not None:
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
     loaded = as_model(model, default="smollm2")
-    with writing.progress_bars():
+    with progress_bars():
         report = (
             experiment.of_sentences(loaded.module, loaded.tokenizer, sentences)
             if schemas is None
@@ -248,7 +249,7 @@ def scenes(
 
     experiment = Scenes(scenes=count, part=part)  # type: ignore[arg-type]
     loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
-    with writing.progress_bars():
+    with progress_bars():
         report = experiment(*loaded, journal=resume)
     finish(report, output, context)
 
@@ -293,7 +294,7 @@ def sst2(
     experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
     loaded = load(model)
     examples = read_texts(data)
-    with writing.progress_bars():
+    with progress_bars():
         report = experiment(
             examples,
             loaded.module,

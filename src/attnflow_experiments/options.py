@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnflow.cli import writing
 from attnflow.errors import InputError, StoppedError
+from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
@@ -58,7 +58,7 @@ def load_on(device: str, model: str | None) -> Model:
 def keeping(output: Path | None) -> Iterator[None]:
     """Show progress; an interruption says where what is done is kept."""
     try:
-        with writing.progress_bars():
+        with progress_bars():
             yield
     except KeyboardInterrupt:
         if output is None:

@@ -10,8 +10,10 @@ from rich.text import Text
 
 from attnflow import storage
 from attnflow.cli import inputs, options, writing
+from attnflow.cli.pace import Pace
 from attnflow.data.documents import read_documents
 from attnflow.methods import make_method
+from attnflow.show.progress import progress_bars
 from attnflow.show.sentences import reading_place, sentence_of
 
 if TYPE_CHECKING:
@@ -58,12 +60,20 @@ def ask(
     explainer = None if method is None else make_method(method)
     texts = read_documents([*(files or []), *(documents or [])])
     writing.check_output(output)
+    words = " ".join([question, *(document.text for document in texts)])
+    pace = Pace(model or "smollm2", words, max_new_tokens)
     options.prepare_models()
     from attnflow.explainers.answers import ask as run
 
     inputs.tell_preparation(model)
     sampling: dict[str, Any] = {} if seed is None else {"seed": seed}
-    with writing.progress_bars("reading and answering"):
+    console, pieces = Console(highlight=False), list[str]()
+
+    def write(piece: str) -> None:
+        pieces.append(piece)
+        console.print(Text(piece, style="bold"), end="", soft_wrap=True)
+
+    with pace, progress_bars("reading and answering", write=None if as_json else write):
         answer = run(
             model,
             question,
@@ -78,7 +88,7 @@ def ask(
     if as_json:
         writing.print_json(answer.to_dict())
     else:
-        show_answer(answer, Console(highlight=False))
+        show_answer(answer, console, is_written="".join(pieces).strip() == answer.text.strip())
     if output is not None and output.suffix == ".html":
         storage.write_text(output, answer.to_html())
         writing.tell_written(output)
@@ -86,9 +96,13 @@ def ask(
         writing.write_result(answer.result, output)
 
 
-def show_answer(answer: Answer, console: Console) -> None:
-    """Print the answer, then for each statement what it rests on, the sentence, and its shares."""
-    console.print(Text(answer.text.strip(), style="bold"))
+def show_answer(answer: Answer, console: Console, *, is_written: bool = False) -> None:
+    """Print the answer, then for each statement what it rests on, the sentence, and its shares.
+
+    is_written: whether the answer stands there already.
+    """
+    if not is_written:
+        console.print(Text(answer.text.strip(), style="bold"))
     console.print()
     for statement in answer.statements:
         verdict, quoted = statement.verdict, f"“{statement.text}”"

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnflow.cli import inputs, options, writing
+from attnflow.cli import inputs, options
 from attnflow.errors.progress import tell
+from attnflow.show.progress import progress_bars
 
 _TEXT = "The author talked to Sara about the key to the cabinets."
 _MARKS = {True: "[green]ok[/green]", False: "[red]NO[/red]", None: "[dim]--[/dim]"}
@@ -33,7 +34,7 @@ def check(
     from attnflow.hosts.check import check_model
     from attnflow.hosts.load import as_model, example_inputs
 
-    with writing.progress_bars("loading the model"):
+    with progress_bars("loading the model"):
         loaded = as_model(model, needs_tokenizer=False)
         tell("checking", 0, 0)
         checks = check_model(loaded, example_inputs(loaded, text))

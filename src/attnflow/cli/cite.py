@@ -12,9 +12,11 @@ from rich.console import Console
 from attnflow import data, storage
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.ask import show_answer
+from attnflow.cli.pace import Pace
 from attnflow.data.documents import ENDINGS, STANDARD_INPUT, read_document, read_documents
 from attnflow.errors import InputError, shorten
 from attnflow.methods import make_method
+from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
     from attnflow.explainers.answers import Answer
@@ -80,11 +82,12 @@ def cite(
     texts = read_documents(documents or [], answer)
     text = read_document(answer).text
     writing.check_output(output, as_json=as_json)
+    pace = Pace(model or "smollm2", " ".join([text, *(document.text for document in texts)]))
     options.prepare_models()
     from attnflow.explainers.answers import ask
 
     inputs.tell_preparation(model)
-    with writing.progress_bars("reading"):
+    with pace, progress_bars("reading"):
         result = ask(model, question, texts, answer=text, **reading)
     if as_json:
         writing.print_json(result.to_dict())

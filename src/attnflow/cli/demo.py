@@ -16,6 +16,7 @@ from attnflow.data.example import DOCUMENTS, MAX_NEW_TOKENS, QUESTION
 from attnflow.errors import InputError
 from attnflow.methods import quiet_about_limits
 from attnflow.show.page import page
+from attnflow.show.progress import progress_bars
 from attnflow.show.sentences import sources_sentence
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _ask(console: Console, output: Path) -> None:
         storage.write_text(output / name, text)
     inputs.tell_preparation(None)
     writing.print_dim(f"$ attnflow ask {QUESTION!r} '{output}/*.txt'", console)
-    with writing.progress_bars("reading and answering"):
+    with progress_bars("reading and answering"):
         answer = ask("smollm2", QUESTION, DOCUMENTS, max_new_tokens=MAX_NEW_TOKENS)
     show_answer(answer, console)
     storage.write_text(output / "answer.html", answer.to_html())

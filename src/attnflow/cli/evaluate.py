@@ -18,6 +18,7 @@ from attnflow.cli import options, writing
 from attnflow.data import find_files, name_subject
 from attnflow.errors import InputError, StoppedError
 from attnflow.methods import METHODS, make_method, trace_methods
+from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
@@ -104,7 +105,7 @@ def evaluate(
     }
     subject = _make_subject(data, {n: value for n, value in choices.items() if value is not None})
     numbers: dict[str, Any] = {"skip": skip, "samples": samples, "seed": seed}
-    with _stoppable(journal, subject.plural), writing.progress_bars("loading the model"):
+    with _stoppable(journal, subject.plural), progress_bars("loading the model"):
         evaluation = run(model, data, methods, subject=subject, journal=journal, **numbers)
     if output is not None:
         _write(evaluation, output, data, _command(data, model, methods, {**choices, **numbers}))

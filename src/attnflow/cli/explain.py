@@ -13,12 +13,14 @@ from rich.text import Text
 
 from attnflow.attribution import Attribution
 from attnflow.cli import inputs, options, writing
+from attnflow.cli.pace import Pace
 from attnflow.cli.photos import explain_photos
 from attnflow.cli.trace import explain_transcripts
 from attnflow.errors import InputError, did_you_mean
 from attnflow.errors.arguments import check_named
 from attnflow.methods import Flow, MixingMethod, make_method, quiet_about_limits
 from attnflow.show import sentences, terminal
+from attnflow.show.progress import progress_bars
 from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ def explain(
     writing.check_output(output, animated=True, as_json=as_json)
     inputs.check_images(images)
     _check_figure(figure, output, explainer, cut, level, request, as_json)
+    pace = Pace(model or "verb-number", text)
     options.prepare_models()
     loaded = inputs.load_for_text(model)
     if cut is not None or figure == "graph":
@@ -114,7 +117,8 @@ def explain(
 
     on_screen = output is None and not as_json  # the caveats are shown there
     with (
-        writing.progress_bars("running the model"),
+        pace,
+        progress_bars("running the model"),
         quiet_about_limits() if on_screen else nullcontext(),
     ):
         result = run(loaded, text, explainer, **request)
@@ -186,7 +190,7 @@ def _show_graph(
     from attnflow.hosts.capture import capture
     from attnflow.show import plots
 
-    with writing.progress_bars("running the model"):
+    with progress_bars("running the model"):
         trace = capture(model, text, methods=[] if method is None else [method])
     layer = request["layers"][0] if request["layers"] else trace.layers[-1]
     if layer not in trace.layers:

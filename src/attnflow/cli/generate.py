@@ -13,10 +13,11 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.carrying import paths_of
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, statements_of
 from attnflow.cli import inputs, options, writing
+from attnflow.cli.pace import Pace
 from attnflow.errors import InputError
-from attnflow.errors.progress import listening
 from attnflow.methods import make_method
 from attnflow.show import terminal
+from attnflow.show.progress import progress_bars
 from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
 from attnflow.tokens.text import common_tokens
 
@@ -107,13 +108,15 @@ def generate(
     look = _Look(_parse_layer(layer), top, common_words, hide_common, table)
     writing.check_output(output)
     inputs.check_images(images)
+    new_tokens = max_new_tokens if completion is None else 0
+    pace = Pace(model or "smollm2", shown_prompt + (completion or ""), new_tokens)
     options.prepare_models()
     from attnflow.explainers.completions import generate as run
 
     console = Console(highlight=False)
     inputs.tell_preparation(model)
     echo = _Echo(console, shown_prompt)
-    with listening(None if as_json else lambda progress: echo.print_text(progress.text)):
+    with pace, progress_bars("reading", write=None if as_json else echo.print_text):
         result: Attribution = run(model, conversation, explainer, **request)
     writing.tell_remarks(result)
     if as_json:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnflow.cli import writing
 from attnflow.data.documents import ENDINGS, STANDARD_INPUT, read_document
 from attnflow.errors import InputError, shorten
+from attnflow.show.progress import progress_bars
 from attnflow.tokens.patches import PICTURE_ENDINGS, names_picture
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def load_for_text(model: str | None) -> Model:
     """Load a model that reads text."""
     from attnflow.hosts.load import load
 
-    with writing.progress_bars("loading the model"):
+    with progress_bars("loading the model"):
         loaded = load(model)
     if loaded.tokenizer is None:
         raise InputError(
@@ -186,7 +186,7 @@ def load_for_photo(model: str | None, photo: str) -> Model:
     from attnflow.hosts.load import as_model
     from attnflow.hosts.vision_language.towers import towers_of
 
-    with writing.progress_bars("loading the model"):
+    with progress_bars("loading the model"):
         loaded = as_model(model, needs_tokenizer=False)
     name = type(loaded.module).__name__
     if towers_of(loaded.module) is not None:

@@ -16,6 +16,7 @@ from attnflow.cli import inputs, options, writing
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.errors.progress import listening, tell
 from attnflow.methods import Method
+from attnflow.show.progress import progress_bars
 from attnflow.show.sentences import picture_sentence, place_of
 from attnflow.show.terminal import picture_map
 
@@ -60,7 +61,7 @@ def explain_photos(
         return
     if output is not None and output.suffix == ".html":
         request["targets"] = request["targets"] or "all"  # a reader chooses there
-    with writing.progress_bars("running the model"):
+    with progress_bars("running the model"):
         results = _explain(loaded, path, methods, request)
     _deliver(results, as_json, output)
 
@@ -96,7 +97,7 @@ def _explain_folder(
     failures = 0
     sheet = output if output is None or output.suffix in writing.PICTURES else output / _SHEET
     on_sheet: list[Attribution] = []
-    with writing.progress_bars("photos"):
+    with progress_bars("photos"):
         for number, photo in enumerate(photos):
             tell("photos", number, len(photos))
             try:

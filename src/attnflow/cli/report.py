@@ -9,9 +9,11 @@ import typer
 
 from attnflow import storage
 from attnflow.cli import inputs, options, writing
+from attnflow.cli.pace import Pace
 from attnflow.errors import InputError
 from attnflow.methods import make_method
 from attnflow.show.page import page
+from attnflow.show.progress import progress_bars
 from attnflow.tokens.patches import names_picture
 
 
@@ -50,17 +52,19 @@ def report(
     if words is not None or (text is not None and not names_picture(text)):
         text = inputs.read_text(text, words)
     method_list = [make_method(name) for name in methods or []]
+    name = model or ("verb-number" if prompt is None else "smollm2")
+    pace = Pace(name, text or prompt or "", max_new_tokens if prompt is not None else 0)
     options.prepare_models()
     from attnflow.explainers.comparison import compare, compare_completions
 
     if text is not None:
         is_photo = names_picture(text)
         loaded = inputs.load_for_photo(model, text) if is_photo else inputs.load_for_text(model)
-        with writing.progress_bars("running the model"):
+        with pace, progress_bars("running the model"):
             comparison = compare(loaded, text, method_list or None)
     else:
         inputs.tell_preparation(model)
-        with writing.progress_bars("loading the model"):
+        with pace, progress_bars("loading the model"):
             comparison = compare_completions(
                 model,
                 [{"role": "user", "content": prompt}] if chat else prompt,

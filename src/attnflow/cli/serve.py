@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnflow.cli import options, writing
+from attnflow.cli import options
 from attnflow.errors import InputError, optional_import, shorten
 from attnflow.errors.arguments import check_named
+from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
     from attnflow.web.models import Access
@@ -100,7 +101,7 @@ def _serve_here(
 
     log_requests()
     with _listen(host, port) as listening:
-        with writing.progress_bars("loading the models"):
+        with progress_bars("loading the models"):
             models = [*embedded_models(), *named_models(names, device)]
         url = f"http://{host}:{listening.getsockname()[1]}/"
         typer.echo(f"attnflow: {url} (Ctrl-C ends it)", err=True)

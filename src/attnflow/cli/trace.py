@@ -12,6 +12,7 @@ from rich.text import Text
 from attnflow.cli import inputs, options, writing
 from attnflow.errors import InputError
 from attnflow.methods import Method, make_method
+from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
     from attnflow.explainers.transcripts import Action
@@ -45,7 +46,7 @@ def trace(
     from attnflow.explainers.transcripts import list_actions
 
     loaded = inputs.load_for_text(model or "smollm2")
-    with writing.progress_bars("reading the transcript"):
+    with progress_bars("reading the transcript"):
         actions = [list_actions(loaded, messages, explainer) for messages in transcripts]
     if as_json:
         writing.print_json([[action.to_dict() for action in each] for each in actions])
@@ -77,7 +78,7 @@ def explain_transcripts(
     loaded = inputs.load_for_text(model or "smollm2")
     references: list[str | None] = [*targets] if targets else [None]
     actions: list[Action] = []
-    with writing.progress_bars("reading the transcript"):
+    with progress_bars("reading the transcript"):
         for messages in transcripts:
             actions += [explain_transcript(loaded, messages, each, method) for each in references]
     if as_json:

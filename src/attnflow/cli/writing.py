@@ -1,19 +1,14 @@
-"""What commands write and print: files checked before the work, JSON that any terminal takes, and
-how far they are: on standard error, as bars on a terminal, elsewhere as a line now and then.
-"""
+"""What commands write and print: files checked before the work, JSON that any terminal takes."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
@@ -21,7 +16,6 @@ from attnflow import storage
 from attnflow.attribution import Attribution
 from attnflow.attribution.carrying import Step
 from attnflow.errors import FileError, InputError
-from attnflow.errors.progress import Progress, listening
 from attnflow.show import terminal
 from attnflow.show.sentences import answer_sentence, answer_subject
 
@@ -31,15 +25,6 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 ENDINGS = (".json", ".safetensors", ".html", *PICTURES)
 ANIMATION = ".gif"
-_COLUMNS = (
-    rich_progress.SpinnerColumn(),
-    rich_progress.TextColumn("{task.description}"),
-    rich_progress.BarColumn(),
-    rich_progress.MofNCompleteColumn(),
-    rich_progress.TimeElapsedColumn(),
-    rich_progress.TimeRemainingColumn(),
-)
-_PATIENCE = 20.0  # seconds after which a reader of a log is told, and between two lines
 _MAPS = 4  # words of an answer about images whose maps the terminal shows
 
 
@@ -165,57 +150,3 @@ def tell_remarks(result: Attribution) -> None:
 def tell_written(output: Path) -> None:
     """Say which file was written, on standard error."""
     typer.echo(f"wrote {output}", err=True)
-
-
-# -- progress ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def progress_bars(first: str | None = None, *, console: Console | None = None) -> Iterator[None]:
-    """Show the progress of the work inside; `first` is what is done until it says something.
-
-    A total of 0 or 1 is a stage without steps: its bar moves until the next stage begins.
-    """
-    console = console or Console(stderr=True)
-    if not console.is_terminal:
-        with listening(_tell_lines()):
-            yield
-        return
-    bars = rich_progress.Progress(*_COLUMNS, console=console, transient=True)
-    tasks: dict[str, rich_progress.TaskID] = {}
-
-    def show(progress: Progress) -> None:
-        stage, done, total, _ = progress
-        if stage not in tasks:
-            for other in tasks.values():
-                bars.stop_task(other)
-            tasks[stage] = bars.add_task(stage, total=None)
-        bars.update(tasks[stage], completed=done, total=total if total > 1 else None)
-
-    with bars, listening(show):
-        if first is not None:
-            show(Progress(first, 0, 0))
-        yield
-
-
-def _tell_lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Progress], None]:
-    """Return a listener that writes a line where work takes long, with the time that is left."""
-    last = clock()
-    begin: dict[str, tuple[float, int]] = {}  # when a stage was first heard of, and how far it was
-
-    def show(progress: Progress) -> None:
-        nonlocal last
-        stage, done, total, _ = progress
-        now = clock()
-        start, before = begin.setdefault(stage, (now, done))
-        if now - last < _PATIENCE or total < 2:
-            return
-        last = now
-        line = f"attnflow: {stage}, {done:,} of {total:,}"
-        if done > before:
-            seconds = (now - start) / (done - before) * (total - done)
-            left = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-            line += f", about {left} left"
-        typer.echo(f"{line}.", err=True)
-
-    return show

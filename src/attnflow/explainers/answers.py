@@ -42,6 +42,7 @@ from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
+from attnflow.show.progress import in_notebook
 from attnflow.tokens.documents import (
     Document,
     Documents,
@@ -157,6 +158,7 @@ class Answer:
 
 
 @checked_arguments
+@in_notebook
 def ask(
     model: ModelLike,
     question: Question,
@@ -323,7 +325,7 @@ def _warn_of_unlikely(result: Attribution) -> None:
                 f"token {percent(statement.likelihood or 0.0, 1)} in the mean. Its sources only "
                 "make it a little less unlikely; ask a larger model, or the one that wrote it.",
                 AttributionWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

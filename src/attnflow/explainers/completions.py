@@ -40,6 +40,7 @@ from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
+from attnflow.show.progress import in_notebook
 from attnflow.tokens.documents import Document
 from attnflow.tokens.units import text_spans, units
 
@@ -68,6 +69,7 @@ def generate(
     **options: Any,
 ) -> Any: ...
 @checked_arguments
+@in_notebook
 def generate(
     model: ModelLike,
     prompt: Prompts,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from attnflow.errors import InputError, TokensError, shorten
+from attnflow.errors.progress import Progress, relaying
 from attnflow.explainers.completions import write_completions
 from attnflow.explainers.placement import encode_placed, spelled_places
 from attnflow.explainers.prompts import Message, Prompt, encode_parts, encode_prompts
@@ -139,6 +141,19 @@ def first_line(surfaces: Sequence[str]) -> int:
     return next(ends, len(surfaces))
 
 
+def _hear_first_line() -> Callable[[Progress], Progress]:
+    """Return what passes on the text of the first line that says something, as it is written."""
+    text = ""
+
+    def change(step: Progress) -> Progress:
+        nonlocal text
+        before = len(text.lstrip().partition("\n")[0])
+        text += step.text
+        return step._replace(text=text.lstrip().partition("\n")[0][before:])
+
+    return change
+
+
 def write_answer(
     model: Model, prompt: Prompt, chat: bool, max_new_tokens: int, options: Mapping[str, Any]
 ) -> WrittenAnswer:
@@ -147,7 +162,8 @@ def write_answer(
     """
     batch = encode_prompts(model, prompt)
     writing = {"min_new_tokens": 1, **options}
-    (completion,) = write_completions(model, batch, max_new_tokens, writing)
+    with nullcontext() if chat else relaying(_hear_first_line()):
+        (completion,) = write_completions(model, batch, max_new_tokens, writing)
     # Of one word alone nothing says how its tokenizer marks spaces: it is read behind its prompt.
     before = [] if model.facts.encoder_decoder else prompt.ids
     surfaces = tokens_of(model.tokenizer, [*before, *completion.ids]).surfaces()[len(before) :]

@@ -25,6 +25,7 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.vision_language.towers import image_prompt, read_photos, reads_images
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
+from attnflow.show.progress import in_notebook
 from attnflow.tokens.patches import Picture
 from attnflow.trace import Prediction
 
@@ -32,6 +33,7 @@ _LEVELS = ("token", "word")
 
 
 @checked_arguments
+@in_notebook
 def explain(
     model: ModelLike,
     text: str | Mapping[str, Any] | Picture,

@@ -25,7 +25,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from attnflow.errors.progress import is_heard, tell
+
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
+_LONG = 512  # tokens of a text whose pass is told of, layer by layer
 _WAIT = 0.0005  # seconds between two looks at whether a model is free
 
 
@@ -204,7 +207,24 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             original = getattr(forward, "_torchdynamo_orig_callable", None)
             if original is not None and not hasattr(module, "_hf_hook"):
                 changes.set(module, "forward", original)
+        if is_heard():
+            _tell_layers(model, changes)
         yield
+
+
+def _tell_layers(model: nn.Module, changes: Changes) -> None:
+    """Tell of long texts how much of a pass is done: of their tokens the part of the layers."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers = max(stacks, key=len, default=nn.ModuleList())
+
+    def report(number: int, _layer: nn.Module, inputs: Any, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        tokens = states.shape[-2] if isinstance(states, Tensor) and states.ndim > 1 else 0
+        if tokens >= _LONG:
+            tell("reading tokens", tokens * number // len(layers), tokens)
+
+    for number, layer in enumerate(layers, 1):
+        changes.hook(layer.register_forward_hook, partial(report, number))
 
 
 @contextmanager

@@ -15,8 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from attnflow.errors import MissingDependencyError, ModelError
 
 __all__ = ["load_smollm2", "prepared_folder"]
@@ -30,6 +28,7 @@ def load_smollm2() -> tuple[Any, Any]:
 
     >>> model, tokenizer = load_smollm2()  # doctest: +SKIP
     """
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = prepared_folder()
