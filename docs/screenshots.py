@@ -1,6 +1,7 @@
 """The pictures of the viewer: the real server, driven in a real browser.
 
 python docs/screenshots.py --output docs           wide and narrow, light and dark
+python docs/screenshots.py --axe axe.min.js        and what axe-core (npm) finds serious in each
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from attnflow.data.example import DOCUMENTS, QUESTION
 from attnflow.web.models import embedded_models
 from browser import Page, installed_browser, running_browser
 from serving import Client, serving
@@ -25,12 +25,6 @@ from serving import Client, serving
 SENTENCE = "the reports that the chairman of the board wrote"
 SMOLLM2 = "SmolLM2-135M-Instruct"
 Request = Callable[[], tuple[str, dict[str, Any]]]
-
-
-def asked() -> tuple[str, dict[str, Any]]:
-    """A question over five documents."""
-    documents = [{"name": name, "text": text} for name, text in DOCUMENTS.items()]
-    return "ask", {"model": SMOLLM2, "question": QUESTION, "documents": documents, "tokens": 32}
 
 
 def talked() -> tuple[str, dict[str, Any]]:
@@ -62,12 +56,13 @@ def asked_about_image() -> tuple[str, dict[str, Any]]:
     return "image-question", {"model": "scenes", "image": image, "question": question}
 
 
-# name, what was asked, the view of it, width, height, dark
-SHOTS: tuple[tuple[str, Request, str, int, int, bool], ...] = (
-    ("viewer-ask", asked, "", 1280, 900, False),
-    ("viewer-ask-dark", asked, "", 1280, 900, True),
-    ("viewer-ask-narrow", asked, "", 390, 844, True),
-    ("viewer-ask-narrow-light", asked, "", 390, 844, False),
+# name, what was asked (None: nothing, the page opens), the view of it, width, height, dark
+SHOTS: tuple[tuple[str, Request | None, str, int, int, bool], ...] = (
+    ("viewer-ask", None, "", 1400, 900, False),
+    ("viewer-ask-dark", None, "", 1400, 900, True),
+    ("viewer-ask-narrow", None, "", 390, 844, True),
+    ("viewer-ask-narrow-light", None, "", 390, 844, False),
+    ("viewer-form", None, "#new", 1280, 900, False),
     ("viewer-chat", talked, "", 1280, 900, False),
     ("viewer-chat-narrow", talked, "", 390, 844, True),
     ("viewer-heads", continued, "d=1", 1280, 2300, False),
@@ -79,6 +74,11 @@ SHOTS: tuple[tuple[str, Request, str, int, int, bool], ...] = (
 )
 
 
+SERIOUS = """axe.run(document).then(({ violations }) => violations
+  .filter(({ impact }) => ["serious", "critical"].includes(impact))
+  .map(({ id, nodes }) => `${id}: ${nodes.map(({ target }) => target).join(", ")}`))"""
+
+
 def result_of(server: Client, request: Request, results: dict[Request, str]) -> str:
     """The name of the result, made once however often it is shown."""
     if request not in results:
@@ -88,28 +88,22 @@ def result_of(server: Client, request: Request, results: dict[Request, str]) -> 
     return results[request]
 
 
-def shoot(
-    tab: Page, server: Client, results: dict[Request, str], output: Path, only: str = ""
-) -> None:
+def shoot(tab: Page, server: Client, output: Path, only: str, axe: str) -> None:
     """All pictures, one after the other, or those whose name holds `only`."""
+    results: dict[Request, str] = {}
     for name, request, view, width, height, dark in SHOTS:
         if only not in name:
             continue
-        result = result_of(server, request, results)
+        place = view if request is None else f"#{result_of(server, request, results)}?{view}"
         tab.size(width, height, dark=dark)
         tab.go("about:blank")
-        tab.go(f"{server.address}#{result}?{view}")
-        tab.wait("document.querySelector('.af-spoken')?.textContent", 120)
+        tab.go(f"{server.address}{place}")
+        there = ".af-spoken[data-said]" if place != "#new" else "#ask:not([hidden])"
+        tab.wait(f"document.querySelector('{there}')", 120)
         time.sleep(0.8)
         tab.screenshot(output / f"{name}.png")
-    if only:
-        return
-    tab.size(1280, 900)
-    tab.click("document.getElementById('edit')")
-    tab.click("document.querySelector('[name=task][value=chat] + span')")
-    tab.run("scrollTo(0, 0)")
-    time.sleep(0.3)
-    tab.screenshot(output / "viewer-form.png")
+        for finding in tab.run(f"{axe}; {SERIOUS}") if axe else ():
+            print(f"{name}: {finding}")
 
 
 def main() -> None:
@@ -117,7 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("docs"))
     parser.add_argument("--only", default="", help="those whose name holds this")
+    parser.add_argument("--axe", type=Path, help="axe.min.js of the package axe-core")
     arguments = parser.parse_args()
+    axe = "" if arguments.axe is None else arguments.axe.read_text(encoding="utf-8")
     os.environ.setdefault("MPLBACKEND", "Agg")
     program = installed_browser()
     if program is None:
@@ -129,7 +125,8 @@ def main() -> None:
         running_browser(program, Path(profile)) as browser,
     ):
         tab = browser.new_page()
-        shoot(tab, server, {}, arguments.output, arguments.only)
+        tab.call("Page.setBypassCSP", enabled=bool(axe))
+        shoot(tab, server, arguments.output, arguments.only, axe)
         print("\n".join(tab.errors) or f"wrote the pictures to {arguments.output}")
 
 

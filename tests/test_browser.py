@@ -700,10 +700,17 @@ def test_a_job_is_seen_and_cancelled(tab: Page) -> None:
         visit(tab, client)
         ask(tab, "a b")
         tab.wait("document.getElementById('stage').textContent === 'loading the model …'")
+        assert tab.run("document.getElementById('ask').hidden")  # the question stands on top
+        assert tab.run("document.getElementById('asked').textContent") == "a b"
+        ends = "['asked', 'stage', 'cancel'].map(e => document.getElementById(e)"
+        ends += ".getBoundingClientRect().bottom)"
+        assert sorted(tab.run(ends)) == tab.run(ends)
+        assert max(tab.run(ends)) < 300
         tab.click("document.getElementById('cancel')")
         go.set()
         tab.wait("document.getElementById('error').textContent === 'Cancelled.'")
         assert tab.run("document.getElementById('progress').hidden")
+        assert not tab.run("document.getElementById('ask').hidden")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
