@@ -491,6 +491,24 @@ def test_a_long_text_reads_what_all_weights_give(
         method(only, targets=-1)
 
 
+def test_what_blocks_keep_may_wait_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = build("LlamaConfig"), {"input_ids": torch.arange(3, 20)[None]}
+    moved: list[Tensor] = []
+
+    def wait(numbers: Tensor) -> Tensor:
+        moved.append(numbers)
+        return numbers.clone()
+
+    method = BalancedGradient(readings="rows+keys+inputs")
+    expected = method(capture(model, ids, methods=[method]), targets=-1).values
+    options = {"computes_again": True, "rows": (), "keys": True, "on_host": True}
+    monkeypatch.setattr("attnflow.hosts.factored._long_text", lambda *_: options)
+    monkeypatch.setattr("attnflow.hosts.transformers.factors.aside", wait)
+    found = method(capture(model, ids, methods=[method]), targets=-1).values
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert len(moved) == 2  # what the attention of each block gave
+
+
 def test_statements_of_an_answer_share_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes = tiny_decoder(), []
     options: dict[str, Any] = {"completion": "old and the keys are", "check": False}

@@ -275,7 +275,8 @@ def _compute_again(recording: FactorRecording, forward: Any, *args: Any, **optio
 
     On the way back it runs to its end: what brings offloaded parameters in takes them out there.
     """
-    keeping = save_on_cpu(pin_memory=True) if recording.on_host else nullcontext()
+    pinned = torch.cuda.is_available()
+    keeping = save_on_cpu(pin_memory=pinned) if recording.on_host else nullcontext()
     with set_checkpoint_early_stop(False), keeping:
         return checkpoint(
             forward, *args, **options, context_fn=recording.contexts, use_reentrant=False

@@ -125,7 +125,8 @@ def _run(layer: Factors, value: Tensor, secant: bool) -> Attended:
         )
         back = partial(_back_by_cudnn, sums, rest)
     else:
-        products = products_of(way_for(query.device))
+        exact = query.dtype == torch.float64  # for which there are no kernels
+        products = products_of("blocks" if exact else way_for(query.device))
         output, sums = products.attend(layer, value)
         return Attended(output, sums, partial(_back_by_blocks, products, sums, secant))
     return Attended(output[0], sums.float().reshape(layer.heads, -1)[:, : layer.length], back)
