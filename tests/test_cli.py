@@ -330,7 +330,7 @@ AS_IN_PYTHON = {
         attnflow.generate,
         {"message", "chat", "seed", "temperature", "layer", "top", "hide_common", "common"},
     ),
-    "ask": (attnflow.ask, {"files", "seed"}),
+    "ask": (attnflow.ask, {"files", "seed", "selects"}),
 }
 
 

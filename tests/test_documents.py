@@ -11,7 +11,7 @@ import pytest
 import attnflow
 from attnflow.cli.app import _run
 from attnflow.data import read_document, read_documents
-from attnflow.errors import FileError, InputError
+from attnflow.errors import FileError, InputError, TokensError
 from attnflow.testing import tiny_decoder
 from attnflow.tokens.documents import Document
 
@@ -161,3 +161,39 @@ def test_a_file_where_a_text_is_meant_is_read(
 
 def test_documents_of_two_names_are_equal_without_pages() -> None:
     assert Document("a", "text") == Document("a", "text", ())
+
+
+def test_passages_that_fit_are_kept_in_their_order_and_marked(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    model = tiny_decoder()
+    limit = model.facts.max_length
+    assert limit is not None
+    filler = "\n\n".join(["the author is old ."] * limit)
+    texts = Document("a.pdf", f"{filler}\n\nthe cabinets are here .\n\n{filler}", (0, 30, 60))
+    with pytest.raises(TokensError, match="--select-passages"):
+        attnflow.ask(model, "the cabinets", [texts], max_new_tokens=3)
+    (short,) = attnflow.select_passages(model, "the cabinets", [texts], max_new_tokens=3)
+    assert "the cabinets are here ." in short.text
+    assert short.passages is not None
+    kept, count = short.passages
+    assert (0 < kept < count, count) == (True, 2 * limit + 1)
+    answer = attnflow.ask(model, "the cabinets", [short], answer="the author", check=False)
+    assert answer.lines[-1].endswith(f"(BM25) found: {kept} of {count} of a.pdf.")
+    assert answer.result.provenance["selection"] == [["a.pdf", kept, count]]
+
+
+def test_a_result_prints_as_sentences(tmp_path: Path) -> None:
+    result = attnflow.explain(None, "the keys to the cabinet")
+    first, *others = str(result).splitlines()
+    assert first.startswith("The model says plural (")
+    assert any("“plural” draws on “" in line for line in others)
+    assert repr(result).startswith("<Attribution 6 layers")
+    assert len(repr(result.top(1)[0])) < 40
+    both = attnflow.explain(None, ["the keys", "the key"], check=False)
+    assert [each.prediction.label for each in both] == ["plural", "singular"]
+    written = attnflow.generate(
+        tiny_decoder(), "the keys", completion=" the author is", check=False
+    )
+    assert str(written).splitlines()[0] == "the author is"
+    pytest.importorskip("matplotlib")
+    assert written.plot().get_xlabel() is not None  # every token beside every source

@@ -42,6 +42,7 @@ def test_the_public_names() -> None:
         "Action",
         "generate",
         "neutral_prompt",
+        "select_passages",
         "evaluate",
         "capture",
         "load",

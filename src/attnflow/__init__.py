@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from attnflow.explainers.answers import Answer, ask, grounded
     from attnflow.explainers.completions import generate
     from attnflow.explainers.prompts import neutral_prompt
+    from attnflow.explainers.selection import select_passages
     from attnflow.explainers.texts import explain
     from attnflow.explainers.transcripts import Action, commanded_by, explain_transcript
     from attnflow.graph import LayeredGraph
@@ -76,6 +77,7 @@ __all__ = [
     "ask",
     "Answer",
     "grounded",
+    "select_passages",
     "explain",
     "explain_transcript",
     "commanded_by",
@@ -105,6 +107,7 @@ _HOME = {
     "explain": "explainers.texts",
     "generate": "explainers.completions",
     "neutral_prompt": "explainers.prompts",
+    "select_passages": "explainers.selection",
     "evaluate": "evaluation",
     "load": "hosts.load",
     "Model": "hosts.model",

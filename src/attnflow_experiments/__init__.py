@@ -39,7 +39,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "ablation": Experiment(
         "Language models: which attribution predicts what ablations do, on facts, running text and "
         "documents",
-        "about a minute a prompt",
+        "about 10 seconds a fact, longer for running text and documents",
         ("--kind facts --samples 5", "--data FOLDER --samples 60 --output out"),
     ),
     "documents": Experiment(
@@ -56,7 +56,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "verdicts": Experiment(
         "Answers over documents: is one that rests on them told from one out of memory",
-        "about 10 seconds a question",
+        "about 80 seconds for one question of each kind",
         ("--questions 3", "--data FOLDER --output out"),
     ),
     "scenes": Experiment(

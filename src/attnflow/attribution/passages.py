@@ -36,6 +36,8 @@ sentence begins in the document, its characters].
 PAGES = "pages"
 """Where it has the characters at which the pages of each document begin; none if it has no pages.
 """
+SELECTION = "selection"
+"""Where it says which documents are not whole: [name, passages kept by a search, of how many]."""
 STATEMENTS = "statements"
 """Where it has those of the answer, in the same way, by the numbers of the answer's tokens."""
 LOG_PROBS = "log_probs"

@@ -47,6 +47,9 @@ class Contribution(NamedTuple):
     position: int
     value: float
 
+    def __repr__(self) -> str:
+        return f"({self.token!r}, position {self.position}, {self.value:.3g})"
+
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
@@ -68,7 +71,7 @@ class Attribution:
     >>> result.row("key").values.tolist()
     [[[0.25, 0.75]]]
     >>> result.top(1, target="key")
-    [Contribution(token='key', position=1, value=0.75)]
+    [('key', position 1, 0.75)]
     """
 
     values: Values
@@ -231,6 +234,11 @@ class Attribution:
         axes = f"{layers} layers × {targets} targets × {sources} sources"
         return f"<Attribution {axes}, {self.recipe}>"
 
+    def __str__(self) -> str:
+        from attnflow.show.sentences import result_lines
+
+        return "\n".join(result_lines(self))
+
     def _repr_html_(self) -> str:
         from attnflow.show import static_html
 
@@ -238,7 +246,7 @@ class Attribution:
 
     def plot(
         self,
-        kind: Literal["layers", "pairs", "bars"] = "layers",
+        kind: Literal["layers", "pairs", "bars"] | None = None,
         *,
         target: TokenRef | None = None,
         layer: int | None = None,
@@ -247,7 +255,8 @@ class Attribution:
         """A figure of this result (needs matplotlib); `attnflow.show.plots` has more.
 
         "layers": sources × layers of one target; "pairs": targets × sources at one layer, by
-        default the highest; "bars": the sources of one target at one layer.
+        default the highest; "bars": the sources of one target at one layer. The default is
+        "layers" of one target, and "pairs" of several.
         """
         from attnflow.show import plots
 
@@ -256,8 +265,10 @@ class Attribution:
             "pairs": plots.pairs_map,
             "bars": plots.source_bars,
         }
-        check_named("kind", kind, list(kinds), InputError)
         result = self if target is None else self.row(target)
+        if kind is None:
+            kind = "pairs" if len(result.targets) > 1 else "layers"
+        check_named("kind", kind, list(kinds), InputError)
         return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 
     @checked_arguments

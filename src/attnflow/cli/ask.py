@@ -31,6 +31,7 @@ def ask(
     chat: Annotated[bool | None, typer.Option("--chat/--no-chat")] = None,
     check: options.Check = True,
     confirm: Annotated[bool, typer.Option("--confirm")] = False,
+    selects: Annotated[bool, typer.Option("--select-passages")] = False,
     seed: options.SamplingSeed = None,
     as_json: options.Json = False,
     output: options.Output = None,
@@ -55,6 +56,8 @@ def ask(
     check: Read each statement again without the sentence that is named and without any document,
         and say what it rests on. This takes about as long as reading the documents.
     confirm: Leave out each document that is named, ask again, and say whether the answer changes.
+    selects: Where the documents do not fit into the model, keep the passages that a lexical search
+        (BM25) finds for the question.
     """
     inputs.check_question(question)
     explainer = None if method is None else make_method(method)
@@ -64,6 +67,8 @@ def ask(
     pace = Pace(model or "smollm2", words, max_new_tokens)
     options.prepare_models()
     from attnflow.explainers.answers import ask as run
+    from attnflow.explainers.selection import select_passages
+    from attnflow.hosts.load import as_model
 
     inputs.tell_preparation(model)
     sampling: dict[str, Any] = {} if seed is None else {"seed": seed}
@@ -74,8 +79,12 @@ def ask(
         console.print(Text(piece, style="bold"), end="", soft_wrap=True)
 
     with pace, progress_bars("reading and answering", write=None if as_json else write):
+        loaded = as_model(model, default="smollm2")
+        if selects:
+            fitting = {"max_new_tokens": max_new_tokens, "chat": chat}
+            texts = select_passages(loaded, question, texts, **fitting)  # type: ignore[arg-type]
         answer = run(
-            model,
+            loaded,
             question,
             texts,
             explainer,
@@ -116,8 +125,8 @@ def show_answer(answer: Answer, console: Console, *, is_written: bool = False) -
             console.print(Text(f"    {statement.sources[0].text}", style="dim"), soft_wrap=True)
         if verdict is not None:
             console.print(Text(f"    It {statement.shares}.", style="dim"), soft_wrap=True)
-    for omission in answer.omissions:
-        console.print(Text(str(omission)), soft_wrap=True)
+    for line in (*map(str, answer.omissions), *answer.remarks):
+        console.print(Text(line), soft_wrap=True)
     if all(each.verdict is not None and each.verdict.kind == "none" for each in answer.statements):
         return  # no share is told
     result = answer.result

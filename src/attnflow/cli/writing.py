@@ -114,7 +114,6 @@ def draw_result(result: Attribution, kind: Any = None) -> Figure | None:
         from attnflow.show import plots
 
         return plots.image_words_figure(result)
-    kind = kind or ("pairs" if len(result.targets) > 1 else "layers")
     return result.plot(kind).get_figure(root=True)
 
 

@@ -16,12 +16,13 @@ from attnflow.attribution.citations import Citation, citations_of
 from attnflow.attribution.passages import (
     DOCUMENTS,
     LOG_PROBS,
+    SELECTION,
     STATEMENTS,
     Statement,
     positions_of,
     statements_of,
 )
-from attnflow.errors import AttributionWarning, InputError, percent, shorten
+from attnflow.errors import AttributionWarning, InputError, TokensError, percent, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.completions import generate, mark_documents
@@ -115,8 +116,18 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each statement, then one for each document that was left out."""
-        return [*map(str, self.statements), *map(str, self.omissions)]
+        """A line for each statement, one for each document that was left out, and what was read."""
+        return [*map(str, self.statements), *map(str, self.omissions), *self.remarks]
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence where the model read only the passages of documents that a search found."""
+        parts = [
+            f"{count} of {total} of {name}"
+            for name, count, total in self.result.provenance.get(SELECTION, ())
+        ]
+        about = "The model read only the passages that a lexical search (BM25) found"
+        return [f"{about}: {', '.join(parts)}."] if parts else []
 
     def __str__(self) -> str:
         return "\n".join([self.text, "", *self.lines])
@@ -206,6 +217,7 @@ def ask(
     templated = uses_chat(loaded.tokenizer, chat)
     check_question(question, answer, templated)
     prompt = question_prompt(loaded, question, collection, templated)
+    _check_window(loaded, prompt, 0 if answer is not None else max_new_tokens)
     if answer is not None:
         _check_given(confirm, generate_kwargs)
         text = given_answer(loaded, answer, templated)
@@ -282,6 +294,18 @@ def read_answer(
         likely = ablate(model, prompt.ids, answer.ids, by=None).token_log_probs([()])[0].tolist()
         result = replace(result, provenance={**result.provenance, LOG_PROBS: likely})
     return result
+
+
+def _check_window(model: Model, prompt: Prompt, new: int) -> None:
+    """Raise if the documents do not fit, before anything runs."""
+    limit, count = model.facts.max_length, len(prompt.ids)
+    if limit is not None and not model.facts.encoder_decoder and count + new > limit:
+        raise TokensError(
+            f"The documents and the question have {count:,} tokens, and {new:,} are to be written; "
+            f"{type(model.module).__name__} takes {limit:,}. Ask over fewer documents, ask a model "
+            "with a larger window, or keep the passages that a search finds: --select-passages; in "
+            "Python, attnflow.select_passages(model, question, documents)."
+        )
 
 
 def _marks_of(answer: WrittenAnswer) -> list[list[int | str]]:

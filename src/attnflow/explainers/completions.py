@@ -15,7 +15,7 @@ from typing import Any, overload
 import torch
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import DOCUMENTS, MESSAGES, PAGES, SENTENCES
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES, PAGES, SELECTION, SENTENCES
 from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
@@ -322,6 +322,8 @@ def mark_documents(
     notes: dict[str, Any] = {SENTENCES: sentences}
     if any(document.pages for document in documents):
         notes[PAGES] = [list(each.pages) for each in documents if each.name in names]
+    if parts := [[each.name, *each.passages] for each in documents if each.passages]:
+        notes[SELECTION] = parts
     return replace(marked, provenance={**marked.provenance, **notes})
 
 

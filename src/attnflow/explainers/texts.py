@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -32,11 +32,26 @@ from attnflow.trace import Prediction
 _LEVELS = ("token", "word")
 
 
-@checked_arguments
+@overload  # a text is a sequence of texts too; it is the first of the two that fits
+def explain(
+    model: ModelLike, text: str, method: str | Method | None = None, **options: Any
+) -> Attribution: ...
+@overload
+def explain(
+    model: ModelLike, text: list[str], method: str | Method | None = None, **options: Any
+) -> list[Attribution]: ...
+@overload
+def explain(
+    model: ModelLike,
+    text: str | Mapping[str, Any] | Picture | list[str],
+    method: str | Method | None = None,
+    **options: Any,
+) -> Any: ...
+@checked_arguments  # type: ignore[misc]  # the options of the overloads are those named here
 @in_notebook
 def explain(
     model: ModelLike,
-    text: str | Mapping[str, Any] | Picture,
+    text: str | Mapping[str, Any] | Picture | list[str],
     method: str | Method | None = None,
     *,
     targets: Targets = None,
@@ -46,12 +61,13 @@ def explain(
     answer: int | str | None = None,
     contrast: int | str | None = None,
     check: bool = True,
-) -> Attribution:
+) -> Attribution | list[Attribution]:
     """Say which input tokens a model's answer, or these targets, draw on.
 
     model: a Hugging Face name, a local path, what `attnflow.load` gives, a loaded module with its
         tokenizer as a pair, or None for the model that ships with attnflow.
-    text: a text, prepared inputs by name, or for a vision model an image: a path, a PIL image, an
+    text: a text, a list of texts (then a list of results; of many, `corpus.run` makes files),
+        prepared inputs by name, or for a vision model an image: a path, a PIL image, an
         array (height, width, 3), a tensor (3, height, width) or the bytes of a file.
     method: a name with options such as "rollout:residual=0.4", or a method such as
         `Flow(residual=0.4)`; what it requires beside the weights is captured too. "careful" takes
@@ -85,6 +101,9 @@ def explain(
         "answer": answer,
         "contrast": contrast,
     }
+    if isinstance(text, list) and text and all(isinstance(each, str) for each in text):
+        others = {"level": level, "images": images, "check": check, **request}
+        return [explain(loaded, each, applied, **others) for each in text]
     token, prediction = None, None
     if rerun is not None:
         if images is not None:

@@ -195,6 +195,26 @@ def _listing(phrases: Sequence[str]) -> str:
     return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
 
 
+def result_lines(result: Attribution, *, most: int = 5) -> list[str]:
+    """Say a result in sentences: the answer, what it rests on, and what its targets draw on.
+
+    most: how many targets, or words of a completion, get a sentence.
+    """
+    completion = result.provenance.get("completion")
+    lines = [] if completion is None else [str(completion).strip()]
+    if result.prediction is not None:
+        lines = [f"The model says {result.prediction}."]
+    lines += [sentence for sentence, _ in verdict_sentences(result)]
+    pictures = image_sentences(result)
+    if pictures:
+        return [*lines, *pictures[:most]]
+    subject = answer_subject(result) if len(result.targets) == 1 else None
+    words = [[0]] if len(result.targets) == 1 else _groups(result.targets)
+    lines += [sources_sentence(result, word, subject=subject) for word in words[:most]]
+    more = len(words) - most
+    return [*lines, *([f"… and {more} more; .top(target=...) lists theirs."] if more > 0 else [])]
+
+
 # -- pictures ---------------------------------------------------------------------------------
 
 

@@ -15,11 +15,16 @@ BETWEEN = "\n\n"
 
 @dataclass(frozen=True)
 class Document:
-    """A text with a name, such as that of its file. pages: where its pages begin, if it has any."""
+    """A text with a name, such as that of its file.
+
+    pages: where its pages begin, if it has any. passages: how many of how many a search kept; None
+    where the text is whole.
+    """
 
     name: str
     text: str
     pages: tuple[int, ...] = ()
+    passages: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for field in ("name", "text"):
