@@ -71,16 +71,21 @@ def serve(
     for name, value in (("replicas", replicas), ("address", address)):
         if engine == "local" and value is not None:
             raise InputError(f"--{name} {shorten(value)} is for --engine ray.")
-    options.prepare_models()
-    optional_import("fastapi", extra="web", purpose="`attnflow serve`")
     from attnflow.web.models import Access
 
     access = Access(token=token, upstream=upstream)
     with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
         if engine == "ray":
+            _prepare()
             _serve_on_ray(model or [], replicas, access, host, port, address, device)
         else:
             _serve_here(model or [], access, host, port, device, open_page)
+
+
+def _prepare() -> None:
+    """Load what takes seconds to import, or say what is missing."""
+    options.prepare_models()
+    optional_import("fastapi", extra="web", purpose="`attnflow serve`")
 
 
 def _serve_here(
@@ -91,7 +96,11 @@ def _serve_here(
     device: str | None,
     open_page: bool,
 ) -> None:
-    """Serve in this process."""
+    """Serve in this process; its address is told at once, and who comes early waits."""
+    listening = _listen(host, port)
+    url = f"http://{host}:{listening.getsockname()[1]}/"
+    typer.echo(f"attnflow: {url} (Ctrl-C ends it)", err=True)
+    _prepare()
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
     from attnflow.web.app import guarded_app
@@ -100,11 +109,9 @@ def _serve_here(
     from attnflow.web.observe import log_requests
 
     log_requests()
-    with _listen(host, port) as listening:
+    with listening:
         with progress_bars("loading the models"):
             models = [*embedded_models(), *named_models(names, device)]
-        url = f"http://{host}:{listening.getsockname()[1]}/"
-        typer.echo(f"attnflow: {url} (Ctrl-C ends it)", err=True)
         if open_page and access.token is None:
             Timer(0.8, webbrowser.open, [url]).start()
         server = uvicorn.Server(server_settings(guarded_app(models, access=access)))
