@@ -17,6 +17,7 @@ from attnflow.hosts.model import Model
 from attnflow.show.page import embedded_json
 from browser import installed_browser, running_browser
 from test_doors_http import QUESTION, TEXTS, certain, model
+from test_framework_clients import large_package
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # before it is imported
 __all__ = ["certain", "model"]  # fixtures
@@ -34,6 +35,20 @@ def check_record(record: Any, citation: Any) -> None:
     assert record == citation.to_dict()
     document = list(TEXTS.values())[record["document_index"]]
     assert document[record["cited_start"] : record["cited_end"]] == record["cited_text"]
+
+
+def test_a_model_by_its_name_is_loaded_once(
+    model: Model, monkeypatch: pytest.MonkeyPatch, expected: Any
+) -> None:
+    from attnflow import integrations
+
+    names: list[Any] = []
+    monkeypatch.setattr(integrations, "as_model", lambda name, **_: names.append(name) or model)
+    for _ in range(2):
+        answer = integrations.ask_alone("a/name", QUESTION, TEXTS, answer=ANSWER)
+        assert answer.citations == expected.citations
+    assert names == ["a/name"]
+    integrations._named.cache_clear()
 
 
 # -- LangChain ------------------------------------------------------------------------------------
@@ -207,8 +222,6 @@ def test_haystack_component_in_a_pipeline(model: Model, expected: Any) -> None:
 
 # -- MLflow and Ragas -----------------------------------------------------------------------------
 
-NOT_HERE = "not installed here; `make frameworks` tests it"
-
 
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch, certain: None) -> None:
@@ -224,7 +237,7 @@ def half(monkeypatch: pytest.MonkeyPatch, certain: None) -> None:
 def test_mlflow_scorer(
     model: Model, half: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mlflow = pytest.importorskip("mlflow", reason=NOT_HERE)
+    mlflow = large_package("mlflow")
     from attnflow.integrations.scorers import mlflow_scorer
 
     monkeypatch.setenv("MLFLOW_GENAI_EVAL_MAX_WORKERS", "2")
@@ -254,7 +267,7 @@ def test_mlflow_scorer(
 
 
 def test_ragas_metric(model: Model, half: None) -> None:
-    pytest.importorskip("ragas", reason=NOT_HERE)
+    large_package("ragas")
     from attnflow.integrations.scorers import ragas_metric
 
     metric = ragas_metric(model)

@@ -7,11 +7,15 @@ of its framework, and writes what that framework shows. Each has an extra of its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from os import PathLike
 from threading import Lock
 from typing import Any
 
 from attnflow.attribution.passages import Statement
 from attnflow.explainers.answers import Answer, ask
+from attnflow.hosts.load import as_model
+from attnflow.hosts.model import Model
 from attnflow.tokens.documents import Document, distinct_documents
 
 ALONE = Lock()
@@ -33,10 +37,22 @@ def framework_documents(
     )
 
 
-def ask_alone(model: Any, question: Any, documents: Sequence[Document], **options: Any) -> Answer:
+def load_once(model: Any) -> Any:
+    """Return a model as `ask` takes it; one by its name is loaded at the first call only."""
+    if model is None or isinstance(model, str | PathLike):
+        return _named(None if model is None else str(model))
+    return model
+
+
+@lru_cache(maxsize=1)
+def _named(model: str | None) -> Model:
+    return as_model(model, default="smollm2")
+
+
+def ask_alone(model: Any, question: Any, documents: Any, **options: Any) -> Answer:
     """Return `attnflow.ask` of one caller after the other."""
     with ALONE:
-        return ask(model, question, documents, **options)
+        return ask(load_once(model), question, documents, **options)
 
 
 def grounded_part(statements: Sequence[Statement]) -> float:

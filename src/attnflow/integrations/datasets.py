@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from attnflow.attribution.citations import Citation
 from attnflow.errors import InputError
-from attnflow.hosts.load import as_model
 from attnflow.integrations import ask_alone, grounded_part
-from attnflow.tokens.documents import named_documents
 
 _TYPES = {"int": "int64", "str": "string", "float": "float64"}
 
@@ -51,8 +48,7 @@ class CitationColumns:
     def _record(self, question: str | None, text: str, documents: Any) -> dict[str, Any]:
         record: dict[str, Any] = {"citations": [], "verdicts": [], "grounded": None, "error": None}
         try:
-            texts = named_documents(documents)
-            answer = ask_alone(_loaded(self.model), question, texts, answer=text, **self.options)
+            answer = ask_alone(self.model, question, documents, answer=text, **self.options)
         except InputError as error:
             return {**record, "error": str(error)}
         kinds = [each.verdict and each.verdict.kind for each in answer.statements]
@@ -78,8 +74,3 @@ class CitationColumns:
                 "error": Value("string"),
             }
         )
-
-
-@lru_cache(maxsize=1)  # not a field: datasets knows what it made by the fields alone
-def _loaded(model: Any) -> Any:
-    return as_model(model, default="smollm2")

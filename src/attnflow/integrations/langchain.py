@@ -32,7 +32,7 @@ from attnflow.errors import InputError
 from attnflow.explainers.questions import uses_chat
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
-from attnflow.integrations import ALONE, ask_alone, framework_documents
+from attnflow.integrations import ALONE, ask_alone, framework_documents, load_once
 from attnflow.web.doors.conversation import CitedAnswer, answer_conversation, fitted
 from attnflow.web.doors.openai_chat import ChatRequest, finish_reason
 from attnflow.web.jobs import Job
@@ -87,7 +87,8 @@ class ChatAttnflow(BaseChatModel):
 
     @cached_property
     def _loaded(self) -> Model:
-        return as_model(self.model, default="smollm2")
+        with ALONE:
+            return as_model(load_once(self.model))
 
     @property
     def _llm_type(self) -> str:
@@ -103,12 +104,13 @@ class ChatAttnflow(BaseChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
+        chats = uses_chat(self._loaded.tokenizer, None)
         job = Job(lambda: self._answer(messages, stop, kwargs))
         Thread(target=job.run, daemon=True).start()
         is_cited, text = bool(kwargs.get("documents")), ""
         try:
             while job.state in ("waiting", "running"):
-                longer = job.text.strip() if uses_chat(self._loaded.tokenizer, None) else ""
+                longer = job.text.strip() if chats else ""
                 if len(longer) > len(text):
                     piece, text = longer[len(text) :], longer
                     content: Any = [_text_block(piece)] if is_cited else piece

@@ -1,6 +1,6 @@
 """Grounded: the part of an answer's statements that rest on a document. No model is asked to judge.
 
-A scorer for MLflow and a metric for Ragas, both of `attnflow.grounded`.
+A scorer for MLflow and a metric for Ragas: both count what `attnflow.grounded` says.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnflow.errors import InputError, optional_import, shorten
-from attnflow.explainers.answers import grounded
-from attnflow.integrations import ALONE, grounded_part
+from attnflow.integrations import ask_alone, grounded_part
 
 _QUESTIONS = ("question", "query", "input", "request", "user_input")
 _DOCUMENTS = ("documents", "context", "contexts", "retrieved_contexts")
@@ -60,8 +59,7 @@ def _score(
             f"There are no documents for the answer {shorten(answer)}: give inputs "
             f"{' or '.join(map(repr, _DOCUMENTS[:2]))}, or a trace with retriever spans."
         )
-    with ALONE:
-        statements = grounded(model, answer, documents, question=question)
+    statements = ask_alone(model, question, documents, answer=answer).statements
     return grounded_part(statements), "\n".join(map(str, statements))
 
 
