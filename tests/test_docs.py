@@ -28,6 +28,7 @@ from attnflow.cli.app import _run, app
 from attnflow.data.example import DOCUMENTS
 from attnflow.hosts import load
 from attnflow.testing import random_attention, tiny_decoder, tiny_encoder, tiny_vision_model
+from test_documents import write_pdf
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -135,6 +136,9 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("text.txt", "prompt.txt"):
         (folder / name).write_text("the keys to the cabinets are old", encoding="utf-8")
     shutil.copy(ROOT / "docs" / "scene.png", folder)
+    write_pdf(folder / "contract.pdf", [["the keys are old."]])
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.md").write_text("the author is here", encoding="utf-8")
     _write_data(folder)
     return folder
 
