@@ -58,27 +58,30 @@ def ids(length: int, seed: int) -> list[int]:
 PROMPT, COMPLETION = ids(22, 1), ids(4, 2)
 
 
-def mask_of(length: int, hidden: Sequence[int], window: int | None) -> torch.Tensor:
+def mask_of(length: int, hidden: Sequence[int], window: int | None, after: int = 0) -> torch.Tensor:
     place = torch.arange(length)
     allowed = place[:, None] >= place[None]
     if window is not None:
         allowed = allowed & (place[:, None] - place[None] < window)
     allowed = allowed.clone()
-    allowed[:, list(hidden)] = False
+    allowed[after:, list(hidden)] = False
     lowest = torch.finfo(torch.float32).min
     return torch.zeros(length, length).masked_fill(~allowed, lowest)[None, None]
 
 
 def by_loop(
-    name: str, hidden: Sequence[int], prompt: Sequence[int] = PROMPT
+    name: str, hidden: Sequence[int], prompt: Sequence[int] = PROMPT, after: int = 0
 ) -> NDArray[np.float64]:
-    """The definition: the whole text, one mask for each kind of layer, no cache, no batch."""
+    """The definition: the whole text, one mask for each kind of layer, no cache, no batch.
+
+    after: the first position from which the hidden ones cannot be seen.
+    """
     model = build(name, "eager")
     text = torch.tensor([[*prompt, *COMPLETION[:-1]]])
     n = text.shape[1]
-    mask: Any = mask_of(n, hidden, WINDOW if name == "mistral" else None)
+    mask: Any = mask_of(n, hidden, WINDOW if name == "mistral" else None, after)
     if name == "gemma3":
-        windowed = mask_of(n, hidden, WINDOW)
+        windowed = mask_of(n, hidden, WINDOW, after)
         mask = {"full_attention": mask, "sliding_attention": windowed}
     with torch.no_grad():
         logits = model(
@@ -102,6 +105,17 @@ def test_hiding_is_a_mask_over_keys_with_positions_as_they_were(name: str, atten
     expected = np.stack([by_loop(name, hidden) for hidden in SETS])
     assert np.abs(expected[1:] - expected[0]).max(axis=1).min() > 1e-3  # every set matters
     np.testing.assert_allclose(one.token_log_probs(SETS), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_beside_a_cache_sets_are_hidden_from_what_follows_them_all(name: str) -> None:
+    sets = [(), (3, 4), (1, 2, 9), tuple(range(4, 13))]
+    beside = ablation(name, batch_tokens=30).log_probs_beside(sets)
+    expected = np.stack([by_loop(name, hidden, after=13) for hidden in sets])
+    np.testing.assert_allclose(beside, expected, atol=2e-5)
+    assert np.abs(beside[1:] - ablation(name).token_log_probs(sets[1:])).max() > 1e-3
+    blanked = ablation(name, by="replace", blank=5)  # no cache: hidden from all
+    np.testing.assert_array_equal(blanked.log_probs_beside(sets), blanked.token_log_probs(sets))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

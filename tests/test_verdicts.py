@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from attnflow import Attribution, Raw, Tokens
-from attnflow.attribution.verdict import Verdict
+from attnflow.attribution.verdict import Verdict, support_of, telling
 from attnflow.errors import InputError
 from attnflow.explainers import verdicts
 
@@ -28,6 +30,9 @@ class KnownModel:
 
     def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Any:
         self.sets += len(sets)
+        return self.log_probs_beside(sets)
+
+    def log_probs_beside(self, sets: Sequence[Sequence[int]]) -> Any:
         seen = [{name for name, place in PLACES.items() if not {*place} & {*one}} for one in sets]
         return np.array([[self.rule(names)] for names in seen])
 
@@ -43,7 +48,8 @@ def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
     )  # fmt: skip
     model = KnownModel(rule)
     monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: model)
-    (verdict,), _ = verdicts.judge_statements(result, None, [0] * 6)  # type: ignore[arg-type]
+    loaded: Any = SimpleNamespace(tokenizer=None)
+    (verdict,), _ = verdicts.judge_statements(result, loaded, [0] * 6)
     assert verdict is not None
     return verdict, model.sets
 
@@ -85,6 +91,30 @@ def test_the_kind_follows_from_what_hiding_does(name: str, monkeypatch: pytest.M
     first = "a.txt" in sources[0] and kind in ("none", "rests")
     assert passes <= (4 if first else 14)  # a second round only where needed
     assert Verdict.from_dict(verdict.to_dict()) == verdict
+
+
+def test_judged_are_words_that_the_question_does_not_have() -> None:
+    class Names:
+        names = ("Is", "Ġthe", "Ġnotice", 'Ġ"', "4", "5", '",', "Ġor", "ĠLonger", "?")
+
+        def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+            return [self.names[k] for k in ids]
+
+    model: Any = SimpleNamespace(tokenizer=Names())
+    asked, answer = [0, 1, 2, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9]  # the last of the prompt is hidden
+    words = verdicts._new_words(model, asked, answer, frozenset({3}))
+    assert [(word.text, word.tokens) for word in words] == [
+        ('"45",', (3, 4)), ("or", (6,)), ("Longer?", (7,))
+    ]  # fmt: skip
+    asked = [0, 1, 2, 8]
+    assert len(verdicts._new_words(model, asked, answer, frozenset())) == 2
+
+
+def test_an_unlikely_word_tells_less() -> None:
+    assert telling(math.log(0.64), math.log(0.16)) == pytest.approx(0.8 * math.log(4))
+    assert telling(math.log(0.01), math.log(0.0025)) == pytest.approx(0.1 * math.log(4))
+    assert support_of(-0.5, -0.5, -0.5, -3.5) == pytest.approx(telling(-0.5, -3.5))
+    assert support_of(-0.5, -2.5, -9.0, -3.5) == pytest.approx(telling(-0.5, -2.5))
 
 
 def test_wrong_verdicts_are_refused() -> None:

@@ -226,8 +226,8 @@ def statements_of(result: Attribution) -> tuple[Statement, ...]:
 def _checked_first(
     sources: tuple[RankedSource, ...], verdict: Verdict | None
 ) -> tuple[RankedSource, ...]:
-    """Return sources by their shares, but before all those that a verdict says it rests on."""
-    if verdict is None or verdict.kind not in ("rests", "either", "together"):
+    """Return sources by their shares, but before all those that a verdict speaks of."""
+    if verdict is None:
         return sources
     return tuple(sorted(sources, key=lambda source: source.passage not in verdict.passages))
 

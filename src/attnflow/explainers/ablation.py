@@ -42,6 +42,7 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 _TRIED = 64  # tokens of a prompt on which a cache is tried
 _CACHEABLE = {"full_attention", "sliding_attention"}
 _SAME = 1e-3  # what rounding may change a log-probability by when a prefix is cached
+_ROUNDINGS = 8  # the same in steps of a coarser type
 
 
 def log_odds(log_prob: Floats) -> Floats:
@@ -211,6 +212,28 @@ class CompletionAblation:
         empty = np.empty((0, len(self.completion_ids)))
         return np.stack([rows[key] for key in keys]) if keys else empty
 
+    def log_probs_beside(self, sets: Sequence[Sequence[int]]) -> Floats:
+        """Return `token_log_probs` with the sets hidden only from what stands after all of them.
+
+        Only the end of the text runs again. What stands between has read them, so that this is
+        nearly the same where they are documents that do not speak of one another. Where no cache
+        can be shared they are hidden from all.
+        """
+        start = max((position + 1 for each in sets for position in each), default=0)
+        if self.by != "hide" or not self.takes_prefix_from_cache:
+            return self.token_log_probs(sets)
+        ids = (*map(int, self.prompt_ids), *map(int, self.completion_ids[:-1]))
+        places = tuple(range(len(ids)))
+        variants = [
+            _Variant(ids, places, tuple(k not in absent for k in places), start)
+            for absent in map(set, sets)
+        ]
+        rows = np.empty((len(sets), len(self.completion_ids)))
+        for batch in self._batches(variants, cached=True):
+            members = [variants[k] for k in batch]
+            rows[batch] = self._forward(members, self._start(members[0]))
+        return rows
+
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
         """True where what stands before a change is run only once: tried, not assumed."""
@@ -221,7 +244,8 @@ class CompletionAblation:
             tried = replace(self, prompt_ids=self.prompt_ids[:_TRIED])
         prompt, start = tried._variant(()), len(tried.prompt_ids) - 1
         expected = tried._forward([prompt], None)
-        return bool(np.abs(tried._forward([prompt], start) - expected).max() <= _SAME)
+        same = max(_SAME, _ROUNDINGS * torch.finfo(self.model.dtype).eps)
+        return bool(np.abs(tried._forward([prompt], start) - expected).max() <= same)
 
     # -- how it is run ------------------------------------------------------------------------
 

@@ -1,14 +1,14 @@
 """What does an answer rest on? The model reads it again without what its explanation names.
 
-Of an answer over documents each statement has a verdict: its sentence, its documents and all of
-them are hidden. Of any other answer the strongest words, or a region of the image, are.
+Of an answer over documents each statement has a verdict, on the words of it that tell: its
+sentence, its documents and all of them are hidden. Of any other answer the strongest words, or a
+region of the image, are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +33,21 @@ from attnflow.attribution.verdict import (
     is_unsupported,
     support_of,
     takes_away,
+    telling,
 )
 from attnflow.errors import AttnflowError
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.request import Completion
 from attnflow.explainers.sources import Sources, strongest
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
 from attnflow.tokens import Tokens
+from attnflow.tokens.units import Unit, split_units
 
 _MOST_HIDDEN = 3  # sources that are hidden together before it is said that none stands out
+_MOST_RANKED = 8  # documents that are tried beside the question and the answer alone
+_MOST_TELLING = 3  # words of a statement
 _SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 
 
@@ -73,36 +78,96 @@ def judge_statements(
     and the log-probability of each token of it.
 
     result: explains the answer, and says where the documents stand. What is hidden keeps its
-    place; the question and the template stay. A first round hides the sentence that is named, all
-    other documents, and all of them; only where that does not decide a second one hides each of
-    the strongest documents, by itself and with those before it: shares are near one another at
-    times, and what the answer loses says which of them it rests on.
+    place; the question and the template stay. Judged are the words of a statement that tell most,
+    and sources are ranked by what these lose and hold when only the question and the answer are
+    read again. Then, for good, a first round hides the sentence that is named, all other documents,
+    and all of them; only where that does not decide a second one hides each of the strongest
+    documents, by itself and with those before it.
     """
     ids = list(result.provenance["completion_ids"])
-    reading = _Reading(ablate(model, prompt_ids, ids, by=None), result.provenance.get(LOG_PROBS))
+    ablation = ablate(model, prompt_ids, ids, by=None)
+    reading = _Reading(ablation, result.provenance.get(LOG_PROBS))
     passages = passages_of(result)
     every = frozenset(p for each in passages for p in positions_of(result, each.columns))
+    reading.read([frozenset(), every])  # the prompt is read once for all
+    words = _new_words(model, prompt_ids, ids, every)
     judged = [
-        _Judged(statement, passages, result) if statement.sources else None
+        _Judged(statement, _telling_words(statement, words, reading, every), passages, result)
+        if statement.sources
+        else None
         for statement in statements_of(result)
     ]
     present = [each for each in judged if each is not None]
-    first = [(every, each.sentences[0], every - each.documents[0]) for each in present]
-    reading.read([frozenset(), *chain.from_iterable(first)])  # the prompt is read once for all
+    _rank(present, ablation, every)
+    reading.read(
+        [hidden for each in present for hidden in (each.sentences[0], every - each.documents[0])]
+    )
     undecided = [each for each in present if each.decide(reading, every) is None]
     reading.read([hidden for each in undecided for hidden in each.further(every)])
     verdicts = tuple(None if each is None else each.verdict(reading, every) for each in judged)
     return verdicts, reading.rows[frozenset()].tolist()
 
 
+def _new_words(
+    model: Model, prompt_ids: Sequence[int], ids: Sequence[int], hidden: frozenset[int]
+) -> list[Unit]:
+    """Return the words of an answer that stand nowhere in its prompt but in what can be hidden."""
+    tokenizer = model.tokenizer
+    asked = tokens_of(tokenizer, [id_ for k, id_ in enumerate(prompt_ids) if k not in hidden])
+    known = {_readable(unit.text).casefold() for unit in split_units(list(asked), "word")}
+    tokens = tokens_of(tokenizer, ids)
+    is_sign = [not any(map(str.isalnum, surface)) for surface in tokens.surfaces()]
+    words = []
+    for unit in split_units(list(tokens), "word"):
+        own = [k for k in unit.tokens if not is_sign[k]]
+        if own and _readable(unit.text).casefold() not in known:
+            # signs around a word are another choice than the word
+            words.append(replace(unit, tokens=tuple(range(own[0], own[-1] + 1))))
+    return words
+
+
+def _telling_words(
+    statement: Statement, words: Sequence[Unit], reading: _Reading, every: frozenset[int]
+) -> list[Unit]:
+    """Return the words of a statement that tell most of where it comes from, few of them.
+
+    That is the statement as a whole where it says nothing that the question does not say.
+    """
+    own = [word for word in words if set(word.tokens) <= set(statement.tokens)]
+    own = own or [Unit(statement.text, (0, len(statement.text)), tuple(statement.tokens))]
+    weights = [
+        telling(reading.of(word.tokens, frozenset()), reading.of(word.tokens, every))
+        for word in own
+    ]
+    order = sorted(range(len(own)), key=weights.__getitem__, reverse=True)[:_MOST_TELLING]
+    return [own[k] for k in order if k == order[0] or weights[k] >= weights[order[0]] / 2 > 0]
+
+
+def _rank(judged: Sequence[_Judged], ablation: CompletionAblation, every: frozenset[int]) -> None:
+    """Order the sources of each statement by what it loses without them and what they hold."""
+    documents = list(dict.fromkeys(place for each in judged for place in each.documents))
+    if len(documents) > 1:
+        sets = [frozenset[int](), every, *documents, *(every - one for one in documents)]
+        rows = ablation.log_probs_beside([sorted(each) for each in sets])
+        known = dict(zip(sets, np.minimum(rows, 0.0), strict=True))
+        for each in judged:
+            each.rank_by(known, every)
+    for each in judged:
+        each.keep(_MOST_HIDDEN)
+
+
 class _Judged:
-    """One statement: its tokens, the sentence that is named, its documents, strongest first."""
+    """One statement: the words that are judged, its documents and their strongest sentences."""
 
     def __init__(
-        self, statement: Statement, passages: Sequence[Passage], result: Attribution
+        self,
+        statement: Statement,
+        words: Sequence[Unit],
+        passages: Sequence[Passage],
+        result: Attribution,
     ) -> None:
-        self.tokens = statement.tokens
-        self.sources = [each for each in statement.sources if each.share > 0][:_MOST_HIDDEN]
+        self.words = words
+        self.sources = [each for each in statement.sources if each.share > 0][:_MOST_RANKED]
         self.documents = [
             frozenset(positions_of(result, passages[each.passage].columns)) for each in self.sources
         ]
@@ -111,15 +176,45 @@ class _Judged:
             for source in self.sources
         ]
 
+    def rank_by(
+        self, log_probs: Mapping[frozenset[int], NDArray[np.float64]], every: frozenset[int]
+    ) -> None:
+        """Put the source first whose document is lost most, and holds most alone, together."""
+        tokens = [token for word in self.words for token in word.tokens]
+
+        def strength(document: frozenset[int]) -> float:
+            lost = log_probs[frozenset()][tokens] - log_probs[document][tokens]
+            return float((lost + log_probs[every - document][tokens]).sum())
+
+        strengths = [strength(document) for document in self.documents]
+        order = sorted(range(len(strengths)), key=strengths.__getitem__, reverse=True)
+        self.sources = [self.sources[k] for k in order]
+        self.documents = [self.documents[k] for k in order]
+        self.sentences = [self.sentences[k] for k in order]
+
+    def keep(self, count: int) -> None:
+        """Leave the first few sources."""
+        self.sources, self.documents = self.sources[:count], self.documents[:count]
+        self.sentences = self.sentences[:count]
+
     def decide(self, reading: _Reading, every: frozenset[int]) -> Verdict | None:
         """Return the verdict of the first round, if it is enough for one."""
         hidden = (frozenset[int](), self.sentences[0], every - self.documents[0], every)
-        base, without, alone, prior = (reading.of(self.tokens, each) for each in hidden)
-        if is_unsupported(support_of(base, without, alone, prior), base - prior):
+        base, without, alone, prior = (reading.of(self.words[0].tokens, each) for each in hidden)
+        if is_unsupported(support_of(base, without, alone, prior), telling(base, prior)):
             return self._said("none", [0], self.sentences[0], reading, every)
-        if takes_away(base - without, base - prior):
+        is_enough = takes_away(alone - prior, base - prior)
+        if is_enough and all(self._lost(self.sentences[0], reading, every)):
             return self._rests_on_sentence(0, reading, every)
         return None
+
+    def _lost(self, hidden: frozenset[int], reading: _Reading, every: frozenset[int]) -> list[bool]:
+        """Return which of the words are taken away, the strongest first."""
+        lost = []
+        for word in self.words:
+            base, prior = reading.of(word.tokens, frozenset()), reading.of(word.tokens, every)
+            lost.append(takes_away(base - reading.of(word.tokens, hidden), base - prior))
+        return lost
 
     def further(self, every: frozenset[int]) -> list[frozenset[int]]:
         """Return what a second round hides: the strongest documents, each, together, all but it."""
@@ -138,30 +233,30 @@ class _Judged:
         decided = self.decide(reading, every)
         if decided is not None:
             return decided
-        base, prior = reading.of(self.tokens, frozenset()), reading.of(self.tokens, every)
-        gain = base - prior
         needed = [
             number
             for number, document in enumerate(self.documents)
-            if takes_away(base - reading.of(self.tokens, document), gain)
+            if any(self._lost(document, reading, every))
         ]
         if len(needed) == 1:
             (only,) = needed
-            if takes_away(base - reading.of(self.tokens, self.sentences[only]), gain):
+            if any(self._lost(self.sentences[only], reading, every)):
                 return self._rests_on_sentence(only, reading, every)
             return self._said("rests", needed, self.documents[only], reading, every)
         if needed:
             hidden = frozenset[int]().union(*(self.documents[k] for k in needed))
             reading.read([hidden])
             return self._said("together", needed, hidden, reading, every)
+        tokens = self.words[0].tokens
+        base, prior = reading.of(tokens, frozenset()), reading.of(tokens, every)
         for count in range(2, len(self.documents) + 1):
             hidden = frozenset[int]().union(*self.documents[:count])
-            if not takes_away(base - reading.of(self.tokens, hidden), gain):
+            if not self._lost(hidden, reading, every)[0]:
                 continue
             enough = [
                 k
                 for k, document in enumerate(self.documents[:count])
-                if takes_away(reading.of(self.tokens, every - document) - prior, gain)
+                if takes_away(reading.of(tokens, every - document) - prior, base - prior)
             ]
             if len(enough) > 1:
                 return self._said("either", enough, hidden, reading, every)
@@ -183,15 +278,17 @@ class _Judged:
         """The verdict on the documents of these numbers; `hidden` is what was taken away."""
         alone = every - frozenset[int]().union(*(self.documents[k] for k in numbers))
         reading.read([alone])
+        word = self.words[0]
         return Verdict(
             kind,
             tuple(self.sources[k].name for k in numbers),
-            len(self.tokens),
-            reading.of(self.tokens, frozenset()),
-            reading.of(self.tokens, hidden),
-            reading.of(self.tokens, alone),
-            reading.of(self.tokens, every),
-            tuple(self.sources[k].passage for k in numbers),
+            len(word.tokens),
+            log_prob=reading.of(word.tokens, frozenset()),
+            without=reading.of(word.tokens, hidden),
+            alone=reading.of(word.tokens, alone),
+            prior=reading.of(word.tokens, every),
+            passages=tuple(self.sources[k].passage for k in numbers),
+            word=_readable(word.text),
         )
 
 

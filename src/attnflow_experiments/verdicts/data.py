@@ -57,11 +57,12 @@ class GroundedCase:
     def _draws_words(self, answer: str) -> bool:
         """Return whether an answer has a word of the documents that the question does not have.
 
-        Only words of at least four letters and numbers count; an answer without any tells nothing.
+        A document's name stands in the prompt with its text. Only words of at least four letters
+        and numbers count; an answer without any tells nothing.
         """
         words = {word for word in _words(answer) if len(word) > 3 or word.isdigit()}
         words -= _words(self.question.question)
-        return not words or any(words & _words(text) for _, text in self.question.documents)
+        return not words or any(words & _words(" ".join(each)) for each in self.question.documents)
 
 
 def _words(text: str) -> set[str]:
