@@ -201,18 +201,18 @@ def support_of(
 
     Counted as `telling` counts.
     """
-    lost = telling(log_prob, without)
+    loss = telling(log_prob, without)
     if alone is None or prior is None:
-        return lost
-    return max(lost, telling(log_prob, log_prob + prior - min(alone, log_prob)))
+        return loss
+    return max(loss, telling(log_prob, log_prob + prior - min(alone, log_prob)))
 
 
-def is_unsupported(support: float, told: float) -> bool:
+def is_unsupported(support: float, total: float) -> bool:
     """Return whether nothing carries a statement: neither its source, nor all documents together.
 
-    support: what its source accounts for. told: what all documents do.
+    support: what its source accounts for. total: what all documents do.
     """
-    return support < _CLAIMED and told < 2 * _CLAIMED
+    return support < _CLAIMED and total < 2 * _CLAIMED
 
 
 def takes_away(loss: float, gain: float = 0.0) -> bool:

@@ -113,8 +113,8 @@ def _new_words(
 ) -> list[Unit]:
     """Return the words of an answer that stand nowhere in its prompt but in what can be hidden."""
     tokenizer = model.tokenizer
-    asked = tokens_of(tokenizer, [id_ for k, id_ in enumerate(prompt_ids) if k not in hidden])
-    known = {_readable(unit.text).casefold() for unit in split_units(list(asked), "word")}
+    question = tokens_of(tokenizer, [id_ for k, id_ in enumerate(prompt_ids) if k not in hidden])
+    known = {_readable(unit.text).casefold() for unit in split_units(list(question), "word")}
     tokens = tokens_of(tokenizer, ids)
     is_sign = [not any(map(str.isalnum, surface)) for surface in tokens.surfaces()]
     words = []
@@ -183,8 +183,8 @@ class _Judged:
         tokens = [token for word in self.words for token in word.tokens]
 
         def strength(document: frozenset[int]) -> float:
-            lost = log_probs[frozenset()][tokens] - log_probs[document][tokens]
-            return float((lost + log_probs[every - document][tokens]).sum())
+            losses = log_probs[frozenset()][tokens] - log_probs[document][tokens]
+            return float((losses + log_probs[every - document][tokens]).sum())
 
         strengths = [strength(document) for document in self.documents]
         order = sorted(range(len(strengths)), key=strengths.__getitem__, reverse=True)
@@ -210,11 +210,11 @@ class _Judged:
 
     def _lost(self, hidden: frozenset[int], reading: _Reading, every: frozenset[int]) -> list[bool]:
         """Return which of the words are taken away, the strongest first."""
-        lost = []
+        is_lost = []
         for word in self.words:
             base, prior = reading.of(word.tokens, frozenset()), reading.of(word.tokens, every)
-            lost.append(takes_away(base - reading.of(word.tokens, hidden), base - prior))
-        return lost
+            is_lost.append(takes_away(base - reading.of(word.tokens, hidden), base - prior))
+        return is_lost
 
     def further(self, every: frozenset[int]) -> list[frozenset[int]]:
         """Return what a second round hides: the strongest documents, each, together, all but it."""
