@@ -57,6 +57,7 @@ bench: $(VENV)/.bench $(VENV)/.ray
 	$(BIN)/python benchmarks/long_context.py --output out/bench
 	$(BIN)/python benchmarks/images.py --output out/bench
 	$(BIN)/python benchmarks/corpus.py --output out/bench
+	$(BIN)/python benchmarks/serving.py --output out/bench
 
 # Long contexts on a machine with CUDA: every bar of docs/long-context.md as a ratio, in one run.
 bench-gpu: $(STAMP)

@@ -166,7 +166,11 @@ def test_the_command_cites_rows(
     lines = "\n".join(json.dumps(row) for row in rows)
     (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
     assert _run(["cite", "rows.jsonl", "--model", "model"]) == 0
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    output = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    assert _run(["cite", "-", "--model", "model"]) == 0
+    assert capsys.readouterr().out == output
+    records = [json.loads(line) for line in output.splitlines()]
     assert [record["row"] for record in records] == [0, 1, 2]
     assert "nothing to explain" in records[1]["error"]
     alone = attnflow.ask(str(folder / "model"), QUESTION, TEXTS, answer="It takes 45 days.")

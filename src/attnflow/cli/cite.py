@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +53,8 @@ def cite(
       attnflow cite --answer answer.txt --document '*.md' --question "How long?"
       attnflow cite answers.jsonl > citations.jsonl
 
-    rows: A table of answers, such as .jsonl or .parquet, with the columns answer, documents (a list
+    rows: A table of answers, such as .jsonl or .parquet, or - for lines of JSON on standard
+        input, with the columns answer, documents (a list
         of texts, or texts by name) and, if it is known, question.
     answer: The file with the answer, or - for standard input.
     documents: A document: a file, a folder, a pattern such as '*.md', or - for standard input. May
@@ -73,7 +76,11 @@ def cite(
             raise InputError(
                 "A table has answers and documents: leave --answer and --document out."
             )
-        _cite_rows(rows, model, {**reading, "check": check})
+        with tempfile.TemporaryDirectory() as folder:
+            if str(rows) == STANDARD_INPUT:  # lines of JSON
+                rows = Path(folder, "rows.jsonl")
+                rows.write_bytes(sys.stdin.buffer.read())
+            _cite_rows(rows, model, reading)
         return
     if answer is None:
         raise InputError("There is no answer: --answer FILE names it, or - for standard input.")

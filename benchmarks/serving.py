@@ -1,0 +1,130 @@
+"""Citations: the time that they add to an answer, and replicas of the server against one.
+
+    python benchmarks/serving.py --output out/bench
+
+*Added*: SmolLM2 writes 64 tokens over eight different documents, about 2,000 tokens; then it reads
+its answer: the sources of each statement, and what is left without them. What counts is the time of
+the processor, on one thread, so that other work on the machine does not. *Replicas* (with Ray): a
+small random model, eight clients; requests in a second of two replicas against one, in turns, the
+median. Replicas, clients and Ray share the cores that there are: with two, the ratio is a floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+NEW, WORDS = 64, 165
+PATH = "/v1/chat/completions"
+PLACES = ("harbour", "mill", "school", "garden", "station", "library", "bakery", "tower")
+QUESTION = "How long is the notice period of the library, and who must receive the notice?"
+
+
+def documents() -> dict[str, str]:
+    """Texts of which each is about a place of its own."""
+    rng, texts = Random(0), {}
+    for place in PLACES:
+        facts = [
+            f"The notice period of the {place} is {rng.randrange(20, 90)} days.",
+            f"The keeper of the {place}, {rng.choice('ABCDEFG')}. Moor, must receive the notice.",
+        ]
+        while sum(len(fact.split()) for fact in facts) < WORDS:
+            number = rng.randrange(10, 999)
+            facts.append(
+                f"In {rng.randrange(1850, 2020)} the {place} had {number} visitors, who paid "
+                f"{rng.randrange(2, 30)} coins each for the {rng.choice(PLACES)} beside it."
+            )
+        texts[f"{place}.txt"] = " ".join(facts)
+    return texts
+
+
+def added_time() -> list[str]:
+    """Return lines on the time of an answer and of its citations."""
+    import torch
+
+    from attnflow.explainers.answers import read_answer
+    from attnflow.explainers.questions import question_prompt, write_answer
+    from attnflow.hosts.load import as_model
+    from attnflow.tokens.documents import named_documents
+
+    torch.set_num_threads(1)
+    model, texts = as_model(None, default="smollm2"), named_documents(documents())
+    prompt = question_prompt(model, QUESTION, texts, True)
+    start = time.process_time()
+    answer = write_answer(model, prompt, True, NEW, {"min_new_tokens": NEW})
+    written = time.process_time() - start
+    result = read_answer(model, prompt, texts, answer)
+    added = time.process_time() - start - written
+    kinds = [verdict and verdict.kind for verdict in result.verdicts or ()]
+    return [
+        f"{len(prompt.ids):,} + {len(answer.ids)} tokens, {len(answer.statements)} statements "
+        f"({', '.join(map(str, kinds))}): written in {written:.1f} s, cited in {added:.1f} s; "
+        f"added {added / written:.2f} × (bar: 2)"
+    ]
+
+
+def replicas(rounds: int, count: int) -> list[str]:
+    """Return lines on the requests in a second of one replica and of two."""
+    import ray
+
+    import torture_serving
+    from attnflow.corpus.ray_engine import start_ray
+    from attnflow.web.models import Access
+    from attnflow.web.replicas import running_replicas
+
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else whatever else runs goes before
+    speeds: dict[int, list[float]] = {1: [], 2: []}
+    port = torture_serving.free_port()
+    body = {**torture_serving.BODIES[PATH], "documents": torture_serving.TEXTS * 6}
+    with tempfile.TemporaryDirectory() as folder:
+        torture_serving.save_model(Path(folder))
+        start_ray(ray, None, cores=3)
+        for number in [*speeds] * rounds:
+            with running_replicas([folder], number, Access(), ("127.0.0.1", port)):
+                left = list(range(4 * number + count))
+                for _ in range(4 * number):  # each has its first requests behind it
+                    torture_serving.send(port, PATH, body)
+                    left.pop()
+
+                def work(rng: Random, left: list[int] = left) -> str:
+                    left.pop()
+                    return torture_serving.send(port, PATH, {**body, "max_tokens": 64})
+
+                start = time.perf_counter()
+                outcomes = torture_serving.in_threads(8, work, lambda left=left: len(left) > 0)
+                speeds[number].append(outcomes.get("ok", 0) / (time.perf_counter() - start))
+        ray.shutdown()
+    ratio = statistics.median(two / one for one, two in zip(*speeds.values(), strict=True))
+    medians = [statistics.median(each) for each in speeds.values()]
+    return [
+        f"requests in a second: {medians[0]:.2f} from one replica, {medians[1]:.2f} from two; "
+        f"{ratio:.2f} × (bar: 1.6), {os.cpu_count()} cores, {os.getloadavg()[0]:.1f} processes wait"
+    ]
+
+
+def main() -> None:
+    """Measure, print and write both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("out/bench"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=40)
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    lines = added_time()
+    print(*lines, flush=True)
+    if find_spec("ray") is not None and arguments.rounds:
+        lines += replicas(arguments.rounds, arguments.requests)
+        print(lines[-1])
+    (arguments.output / "serving.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
