@@ -97,6 +97,7 @@ holding: $(STAMP)
 	$(APART) $(VENV)/quantised torchao bitsandbytes
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py tests/test_holding.py -k "ranks or continuous"
+	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore benchmarks/holding.py
 
 # Frameworks, all of them: some ask for other versions than the environment we develop in.
 frameworks: $(VENV)-frameworks/.installed

@@ -208,7 +208,13 @@ QUANTISED = [
         needs="torchao",
     ),
     Way("bitsandbytes, 8 bit", lambda: by_bitsandbytes(8), None, needs="bitsandbytes"),
-    Way("bitsandbytes, 4 bit", lambda: by_bitsandbytes(4), None, needs="bitsandbytes"),
+    Way(
+        "bitsandbytes, 4 bit",
+        lambda: by_bitsandbytes(4),
+        None,
+        needs="bitsandbytes",
+        note="on a CPU, an interrupt while it packs its weights breaks them",
+    ),
 ]
 WAYS = [
     Way("PEFT: LoRA", peft_model, lambda: merged(peft_model()), needs="peft"),

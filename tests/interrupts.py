@@ -12,16 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
 import attnflow
+import holding
 from attnflow.evaluation.importance import InputGradient
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
-from attnflow.hosts.load import load
+from attnflow.hosts.load import as_model, load
 from attnflow.hosts.transformers import attention
 from attnflow.testing import tiny_decoder, tiny_encoder
 
@@ -71,8 +73,15 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         lambda: attnflow.generate((writer, words), "the keys to", "careful", completion=" are"),
         lambda: InputGradient()((model, tokenizer), [TEXT]),
     ]
-    longest = [_seconds(kind) for kind in kinds]
     state, handler = model_state(both), signal.getsignal(signal.SIGINT)
+    return _strike(kinds, count, lambda: _traces_left(both, state, handler), seed)
+
+
+def _strike(
+    kinds: list[Callable[[], object]], count: int, check: Callable[[], list[str]], seed: int
+) -> tuple[int, int, list[str]]:
+    """Run the kinds in turn, each with a signal on its way; look after each what is left."""
+    longest = [_seconds(kind) for kind in kinds]
     chance = random.Random(seed)
     struck, left = 0, []
     for k in range(count):
@@ -89,8 +98,48 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         except KeyboardInterrupt:
             struck += not after
         stop.join()
-        left.extend(_traces_left(both, state, handler))
+        left.extend(check())
     return count, struck, left
+
+
+def interrupted_way(way: holding.Way, count: int, seed: int = 0) -> tuple[int, int, list[str]]:
+    """The same while a model is explained as it is held: by attention, and by gradients."""
+    held = way.hold()
+    model = as_model(holding.as_held(held)).module
+    model.requires_grad_(False)
+    kinds: list[Callable[[], object]] = [
+        lambda: holding.capture(held),
+        lambda: holding.explain(held),
+        lambda: holding.generate(held),
+    ]
+    for kind in kinds:  # what a compiler or an offloading hook sets at the first call is there
+        kind()
+    ids = holding.tokenizer()(holding.PROMPT, return_tensors="pt")
+
+    def state() -> list[Any]:
+        names = ("forward", "_compiled_call_impl", "_hf_hook")
+        parts = [[id(vars(module).get(name)) for name in names] for module in model.modules()]
+        return [*parts, *((p.device, p.requires_grad) for p in model.parameters())]
+
+    def output() -> torch.Tensor:
+        with torch.no_grad():
+            return model(**ids).logits.clone()
+
+    before, answer, traces = state(), output(), model_state(model)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def check() -> list[str]:
+        left = _traces_left(model, traces, handler)
+        return [*left, *([] if state() == before else ["how it is held"])]
+
+    sent, struck, left = _strike(kinds, count, check, seed)
+    return sent, struck, [*left, *([] if torch.equal(output(), answer) else ["its answer"])]
+
+
+def ways_to_interrupt() -> list[holding.Way]:
+    """Those whose packages are installed, and that hold a model which is loaded."""
+    ways = [*holding.WAYS, *holding.QUANTISED]
+    return [w for w in ways if w.hold is not holding.adapter_folder and find_spec(w.needs)]
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -150,3 +199,7 @@ if __name__ == "__main__":
     sys.stdout.write(f"interrupts: {tried} sent, {struck} struck a capture, {len(left)} wrong\n")
     tried, wrong, left = threaded_captures(2 * number)
     sys.stdout.write(f"threads: {tried} captures, {len(left)} wrong {left[:3]}\n")
+    for way in ways_to_interrupt():
+        tried, struck, left = interrupted_way(way, number)
+        line = f"{way.name}: {tried} sent, {struck} struck, {len(left)} wrong {left[:3]}\n"
+        sys.stdout.write(line)

@@ -19,7 +19,13 @@ from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.restore import at_rest, exclusive, undone
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
-from interrupts import TEXT, interrupted_captures, threaded_captures
+from interrupts import (
+    TEXT,
+    interrupted_captures,
+    interrupted_way,
+    threaded_captures,
+    ways_to_interrupt,
+)
 
 pytestmark = pytest.mark.timing
 
@@ -43,6 +49,16 @@ def test_signals_at_random_moments_leave_nothing_behind() -> None:
     assert sent == 40
     assert struck > 5
     assert left == []
+
+
+@pytest.mark.filterwarnings("ignore")  # of PEFT and accelerate
+@pytest.mark.parametrize("name", ["PEFT: LoRA", "accelerate's `disk_offload`", "`model.compile()`"])
+def test_a_held_model_is_given_back_as_it_was_held(name: str) -> None:
+    ways = [way for way in ways_to_interrupt() if way.name == name]
+    for way in ways:
+        _, struck, left = interrupted_way(way, 12)
+        assert struck > 1
+        assert left == []
 
 
 def test_threads_get_the_weights_they_would_get_alone() -> None:

@@ -28,7 +28,12 @@ from attnflow.testing import tiny_decoder, tiny_encoder
 from attnflow.web.models import Limits, OfferedModel, embedded_models
 from full_disk import full_disks
 from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
-from interrupts import interrupted_captures, threaded_captures
+from interrupts import (
+    interrupted_captures,
+    interrupted_way,
+    threaded_captures,
+    ways_to_interrupt,
+)
 from joint_games import check_games
 from mutations import mutate_files
 from random_graphs import check_random_graphs
@@ -112,6 +117,13 @@ def interrupts(count: int, folder: Path) -> Count:
     return Count(tried, left)
 
 
+def held_interrupts(count: int, folder: Path) -> Count:
+    """The same in every way to hold a model: an adapter, compiled, offloaded, quantised."""
+    outcomes = [(way.name, *interrupted_way(way, count)) for way in ways_to_interrupt()]
+    wrong = [f"{name}: {one}" for name, _, _, left in outcomes for one in left]
+    return Count(sum(tried for _, tried, _, _ in outcomes), wrong)
+
+
 def threads(count: int, folder: Path) -> Count:
     """Captures in eight threads that are switched every ten microseconds."""
     tried, _, wrong = threaded_captures(count)
@@ -179,6 +191,7 @@ KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "request bodies": (bodies, 1_000),
     "raw headers": (headers, 150),
     "interrupts": (interrupts, 1_000),
+    "interrupts of held models": (held_interrupts, 1_000),
     "captures in threads": (threads, 2_400),
     "kills of evaluate": (kills, 100),
     "kills on prompts": (prompt_kills, 50),

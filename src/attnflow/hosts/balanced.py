@@ -157,14 +157,18 @@ class BalancedRules(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.uncovered: set[str] = set()
+        self._depths: list[int] = []  # of torch's stack of modes where each block began
 
     def __enter__(self) -> Any:
+        self._depths.append(torch._C._len_torch_function_stack())
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         self._threads.depth -= 1
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        depth = self._depths.pop()
+        while torch._C._len_torch_function_stack() > depth:  # an interrupt may have left one more
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def are_active(cls) -> bool:

@@ -199,6 +199,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     """
     with exclusive(model) as changes, _out_of_inference_mode():
         for module in model.modules():
+            if hasattr(module, "_hf_hook"):
+                changes.add(partial(_offload_again, module))
             if module.training:
                 changes.set(module, "training", False)
             if module._compiled_call_impl is not None:
@@ -225,6 +227,19 @@ def _tell_layers(model: nn.Module, changes: Changes) -> None:
 
     for number, layer in enumerate(layers, 1):
         changes.hook(layer.register_forward_hook, partial(report, number))
+
+
+def _offload_again(module: Any) -> None:
+    """Take out the parameters that accelerate brought in for a pass which did not come to its end.
+
+    It does so itself behind a module that has run, and not behind one that was interrupted.
+    """
+    for hook in getattr(module._hf_hook, "hooks", (module._hf_hook,)):
+        if not getattr(hook, "offload", False):
+            continue
+        parameters = module.parameters(recurse=hook.place_submodules)
+        if any(parameter.device.type != "meta" for parameter in parameters):
+            hook.post_forward(module, None)
 
 
 @contextmanager

@@ -1,0 +1,139 @@
+"""The time of an explanation against a plain pass of the same model, forward and back.
+
+`python benchmarks/holding.py` holds one random language model in every way that makes it slow:
+offloaded by accelerate, quantised by whatever package is installed. Both are timed in turn, and the
+ratio of their medians is printed; 1.3 is the most for the default method. Gradient attention, which
+explains every position by its own answer, is printed beside it. The check of an answer, which runs
+the model again, is left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import transformers
+
+import attnflow
+
+MOST = 1.3
+LENGTH = 256
+ROUNDS = 3
+
+
+def language_model() -> Any:
+    """Large enough that its own arithmetic takes the time."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        vocab_size=1000,
+        pad_token_id=0,
+    )
+    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def saved(**options: Any) -> Any:
+    """The same, loaded from a folder."""
+    folder = tempfile.mkdtemp()
+    language_model().save_pretrained(folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
+def offloaded(place: str) -> Any:
+    """The same by accelerate, its parameters in the memory or on the disk."""
+    import accelerate
+
+    model, device = language_model(), torch.device("cpu")
+    if place == "cpu":
+        return accelerate.cpu_offload(model, execution_device=device)
+    accelerate.disk_offload(model, tempfile.mkdtemp(), execution_device=device)
+    return model
+
+
+def by_torchao() -> Any:
+    """The same with int8 weights."""
+    from torchao import quantization
+
+    model = language_model()
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+def by_bitsandbytes(bits: int) -> Any:
+    """The same in 8 or 4 bit."""
+    options: dict[str, Any] = {f"load_in_{bits}bit": True}
+    return saved(quantization_config=transformers.BitsAndBytesConfig(**options))
+
+
+WAYS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "as it is": ("torch", language_model),
+    "accelerate's cpu_offload": ("accelerate", lambda: offloaded("cpu")),
+    "accelerate's disk_offload": ("accelerate", lambda: offloaded("disk")),
+    "torchao, int8 weights": ("torchao", by_torchao),
+    "bitsandbytes, 8 bit": ("bitsandbytes", lambda: by_bitsandbytes(8)),
+    "bitsandbytes, 4 bit": ("bitsandbytes", lambda: by_bitsandbytes(4)),
+}
+
+
+def plain_pass(model: Any, ids: torch.Tensor) -> None:
+    """What anybody would write: the gradient of the answer's probability at the embedded words."""
+    leaves: list[torch.Tensor] = []
+
+    def cut(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[0]
+
+    hook = model.get_input_embeddings().register_forward_hook(cut)
+    with torch.enable_grad():
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
+        torch.autograd.grad(logits[0, -1].log_softmax(dim=-1).max(), leaves)
+    hook.remove()
+
+
+def ratio(model: Any, method: str) -> tuple[float, float]:
+    """The seconds of a plain pass, and how many times that an explanation takes."""
+    ids = torch.randint(3, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids}
+    kinds: list[Callable[[], object]] = [
+        lambda: plain_pass(model, ids),
+        lambda: attnflow.explain(model, inputs, method, check=False),
+    ]
+    times: list[list[float]] = [[], []]
+    for number in range(ROUNDS + 1):
+        for kind, seconds in zip(kinds, times, strict=True):
+            start = time.perf_counter()
+            kind()
+            if number:  # the first time both of them warm up
+                seconds.append(time.perf_counter() - start)
+    plain, explained = map(statistics.median, times)
+    return plain, explained / plain
+
+
+def main() -> int:
+    """Print one line for each way whose package is installed; 1 if any takes too long."""
+    transformers.utils.logging.set_verbosity_error()
+    worst = 0.0
+    for name, (package, hold) in WAYS.items():
+        if find_spec(package) is None:
+            print(f"{name}: {package} is not installed")
+            continue
+        model = hold()
+        for method in ("balanced", "gradient-attention"):
+            seconds, times = ratio(model, method)
+            worst = max(worst, times) if method == "balanced" else worst
+            told = f"plain pass {seconds:.3f} s, explained in {times:.2f} times that"
+            print(f"{name}, {method}: {told}", flush=True)
+    return int(worst > MOST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
