@@ -34,8 +34,9 @@ def select_passages(
     Each `Document.passages` says how many of how many are kept.
 
     >>> from attnflow.testing import tiny_decoder
-    >>> documents = select_passages(tiny_decoder(), "the keys", ["the keys .", "the author ."])
-    >>> [document.passages for document in documents]
+    >>> texts = ["the keys .", "the author ."]
+    >>> fitting = select_passages(tiny_decoder(), "the keys", texts, max_new_tokens=4)
+    >>> [document.passages for document in fitting]
     [None, None]
     """
     loaded = as_model(model, default="smollm2")
