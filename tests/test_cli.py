@@ -312,7 +312,7 @@ def test_an_interruption_has_status_130(
 
     monkeypatch.setattr("attnflow.hosts.load.load", interrupted)
     assert _run(["explain", "text"]) == 130
-    assert capsys.readouterr().err.strip() == "attnflow: interrupted; nothing was written."
+    assert capsys.readouterr().err.splitlines()[-1] == "attnflow: interrupted; nothing was written."
 
 
 def test_the_installed_command_runs_in_a_process_of_its_own(folder: str) -> None:
@@ -458,10 +458,10 @@ def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_a_terminal_cannot_encode_is_escaped() -> None:
     run = in_shell('$attnflow explain "the key → ∞" --table', PYTHONIOENCODING="cp1252")
-    assert (run.returncode, run.stderr) == (0, "")
+    assert (run.returncode, len(run.stderr.splitlines())) == (0, 1)  # how long it will take
     assert "\\u2192" in run.stdout
     run = in_shell('$attnflow explain "the key → ∞" --json', PYTHONIOENCODING="ascii")
-    assert (run.returncode, run.stderr) == (0, "")
+    assert (run.returncode, len(run.stderr.splitlines())) == (0, 1)
     assert "→" in json.loads(run.stdout)["sources"]["texts"]
 
 

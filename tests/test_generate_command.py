@@ -116,7 +116,7 @@ def test_spans_layers_sampling_and_common_words(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-new-tokens", "0"], "at least 1; got '0'"),
+        (["--max-new-tokens", "0"], "number of at least 1"),
         (["--max-new-tokens", "40"], "takes at most 32"),
         (["--top", "0"], "--top is a number of at least 1"),
         (["--temperature", "2"], "add --seed"),

@@ -452,7 +452,7 @@ def test_an_encoder_cannot_generate() -> None:
     )
     refuses(
         ModelError,
-        "Linear has none",
+        "Linear writes no text",
         lambda: generate(torch.nn.Linear(2, 2), {"input_ids": PROMPT}),
     )
 

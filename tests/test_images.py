@@ -278,7 +278,7 @@ def test_models_without_a_processor_or_without_eyes_say_so(loaded: Model) -> Non
         attnflow.explain((model, tokenizer), PIXELS)
     with pytest.raises(InputError, match="reads text; got the path"):
         attnflow.explain((model, tokenizer), Path("photo.png"))
-    with pytest.raises(InputError, match="text is a text, a mapping or a Picture; got 5"):
+    with pytest.raises(InputError, match="got 5"):
         attnflow.explain(loaded.module, 5)  # type: ignore[arg-type]
     with pytest.raises(FileError, match="There is no image 'a cat on a mat'"):
         attnflow.explain((loaded.module, loaded.tokenizer), "a cat on a mat")

@@ -195,7 +195,7 @@ def test_the_command_line_says_what_is_wrong_with_an_image(
         status, said = ask(name)
         assert status != 0
         assert sentence in said
-        assert len(said.strip().splitlines()) == 1
+        assert len([line for line in said.splitlines() if " reads about " not in line]) == 1
     assert ask("palette.png")[0] == ask("grey.png")[0] == 0
 
 

@@ -227,7 +227,7 @@ def test_what_a_target_may_be() -> None:
     for wrong, message in (
         ("of", "occurs 2 times, at positions 3, 6"),
         ("weeks", "occurs 0 times"),
-        (9, "No token 9 in the completion; choose from 0 'Ġwithin'"),
+        (9, "No token 9 in the completion; choose from 0 'within'"),
         (slice(5, 5), "holds no token of the completion, which has 8"),
         (slice(0, 4, 2), "token by token"),
         ([], "No target given"),
