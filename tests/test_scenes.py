@@ -190,7 +190,7 @@ def test_the_command_line_says_what_is_wrong_with_an_image(
     for name, sentence in {
         "notes.png": "is not an image that can be read",
         "cut.jpg": "is broken or cut off",
-        "none.png": "There is no image",
+        "none.png": "there is no such file",
     }.items():
         status, said = ask(name)
         assert status != 0
