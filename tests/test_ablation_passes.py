@@ -110,7 +110,9 @@ def test_hiding_is_a_mask_over_keys_with_positions_as_they_were(name: str, atten
 @pytest.mark.parametrize("name", list(MODELS))
 def test_beside_a_cache_sets_are_hidden_from_what_follows_them_all(name: str) -> None:
     sets = [(), (3, 4), (1, 2, 9), tuple(range(4, 13))]
-    beside = ablation(name, batch_tokens=30).log_probs_beside(sets)
+    one = ablation(name, batch_tokens=30)
+    assert one._packs is (name in ("llama", "gpt2"))
+    beside = one.log_probs_beside(sets)
     expected = np.stack([by_loop(name, hidden, after=13) for hidden in sets])
     np.testing.assert_allclose(beside, expected, atol=2e-5)
     assert np.abs(beside[1:] - ablation(name).token_log_probs(sets[1:])).max() > 1e-3

@@ -231,8 +231,27 @@ class CompletionAblation:
         rows = np.empty((len(sets), len(self.completion_ids)))
         for batch in self._batches(variants, cached=True):
             members = [variants[k] for k in batch]
-            rows[batch] = self._forward(members, self._start(members[0]))
+            first = self._start(members[0])
+            rows[batch] = (self._side_by_side if self._packs else self._forward)(members, first)
         return rows
+
+    @cached_property
+    def _packs(self) -> bool:
+        """True where several ends of a text may run as one, beside one copy of its cache: tried."""
+        if self._has_windows:  # a mask of one's own is taken for every layer
+            return False
+        text, start = self._variant(()), len(self.prompt_ids) - 1
+        expected = self._forward([text], start)
+        try:
+            return bool(
+                np.abs(self._side_by_side([text] * 2, start) - expected).max() <= self._same
+            )
+        except (RuntimeError, ValueError, TypeError, IndexError):  # takes no such mask
+            return False
+
+    @property
+    def _same(self) -> float:
+        return max(_SAME, _ROUNDINGS * torch.finfo(self.model.dtype).eps)
 
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
@@ -244,8 +263,7 @@ class CompletionAblation:
             tried = replace(self, prompt_ids=self.prompt_ids[:_TRIED])
         prompt, start = tried._variant(()), len(tried.prompt_ids) - 1
         expected = tried._forward([prompt], None)
-        same = max(_SAME, _ROUNDINGS * torch.finfo(self.model.dtype).eps)
-        return bool(np.abs(tried._forward([prompt], start) - expected).max() <= same)
+        return bool(np.abs(tried._forward([prompt], start) - expected).max() <= self._same)
 
     # -- how it is run ------------------------------------------------------------------------
 
@@ -340,6 +358,39 @@ class CompletionAblation:
         rows = logits[:, -len(self.completion_ids) :].float().log_softmax(dim=-1)
         completion = torch.tensor(list(self.completion_ids), device=device)
         index = completion.expand(len(variants), -1).unsqueeze(-1)
+        return rows.gather(-1, index).squeeze(-1).double().cpu().numpy()
+
+    def _side_by_side(self, variants: Sequence[_Variant], start: int) -> Floats:
+        """Return the same as `_forward`, the ends of all variants one after another in one text.
+
+        Each end sees what its variant lets it see of the one copy of the cache, and itself.
+        """
+        device, count, end = device_of(self.model), len(variants), len(variants[0].ids) - start
+        ids = torch.tensor([variants[0].ids[start:] * count], device=device)
+        visible = torch.tensor([variant.visible for variant in variants], device=device)
+        before = visible[:, None, :start].expand(-1, end, -1).reshape(count * end, start)
+        own = torch.block_diag(*[torch.ones(end, end, device=device).tril()] * count).bool()
+        allowed = torch.cat([before, own & visible[:, start:].flatten()[None]], dim=1)
+        lowest = torch.finfo(self.model.dtype).min
+        mask = torch.zeros(allowed.shape, dtype=self.model.dtype, device=device)
+        mask = mask.masked_fill(~allowed, lowest)[None, None]
+        places = torch.tensor([variants[0].positions[start:] * count], device=device)
+        size = len(self.completion_ids)
+        needed = torch.arange(count * end, device=device).reshape(count, end)[:, -size:].flatten()
+        keeps = "logits_to_keep" in self._accepts
+        with torch.no_grad(), at_rest(self.model):
+            logits = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=places,
+                past_key_values=self._prefix(start, 1),
+                use_cache=True,
+                **({"logits_to_keep": needed} if keeps else {}),
+            ).logits[0]
+        rows = (logits if keeps else logits[needed]).float().log_softmax(dim=-1)
+        rows = rows.reshape(count, size, -1)
+        completion = torch.tensor(list(self.completion_ids), device=device)
+        index = completion.expand(count, -1).unsqueeze(-1)
         return rows.gather(-1, index).squeeze(-1).double().cpu().numpy()
 
     def _continued(self, ids: Tensor, mask: Tensor, places: Tensor, start: int) -> Tensor:

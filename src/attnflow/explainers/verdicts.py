@@ -46,7 +46,7 @@ from attnflow.tokens import Tokens
 from attnflow.tokens.units import Unit, split_units
 
 _MOST_HIDDEN = 3  # sources that are hidden together before it is said that none stands out
-_MOST_RANKED = 8  # documents that are tried beside the question and the answer alone
+_MOST_RANKED = 5  # documents that are tried beside the question and the answer alone
 _MOST_TELLING = 3  # words of a statement
 _SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 
