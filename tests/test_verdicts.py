@@ -39,6 +39,7 @@ class KnownModel:
 
 def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
     values = [SHARES[name] / len(place) for name, place in PLACES.items() for _ in place]
+    values += [0.0] * (6 - len(values))  # what is no document
     result = Attribution(
         np.array([[values]]), (1,), Tokens(("45",), (6,)), Tokens(tuple("abcdef")), Raw(),
         provenance={
@@ -91,6 +92,20 @@ def test_the_kind_follows_from_what_hiding_does(name: str, monkeypatch: pytest.M
     first = "a.txt" in sources[0] and kind in ("none", "rests")
     assert passes <= (4 if first else 14)  # a second round only where needed
     assert Verdict.from_dict(verdict.to_dict()) == verdict
+
+
+def test_the_document_that_carries_it_is_found_below_three_larger_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("a.txt", "b.txt", "c.txt", "d.txt", "e.txt")
+    shares = dict(zip(names, (0.4, 0.3, 0.15, 0.1, 0.05), strict=True))
+    monkeypatch.setitem(globals(), "SHARES", shares)
+    monkeypatch.setitem(
+        globals(), "PLACES", {name: range(k, k + 1) for k, name in enumerate(names)}
+    )
+    verdict, passes = judge(lambda seen: -0.1 if "e.txt" in seen else -8, monkeypatch)
+    assert (verdict.kind, verdict.sources) == ("rests", ("e.txt, sentence 1",))
+    assert passes <= 4  # it is tried first
 
 
 def test_judged_are_words_that_the_question_does_not_have() -> None:

@@ -355,10 +355,14 @@ class CompletionAblation:
             else:
                 places = torch.tensor([variant.positions for variant in variants], device=device)
                 logits = self._continued(ids, mask, places, start or 0)
-        rows = logits[:, -len(self.completion_ids) :].float().log_softmax(dim=-1)
-        completion = torch.tensor(list(self.completion_ids), device=device)
-        index = completion.expand(len(variants), -1).unsqueeze(-1)
-        return rows.gather(-1, index).squeeze(-1).double().cpu().numpy()
+        return self._of_completion(logits[:, -len(self.completion_ids) :])
+
+    def _of_completion(self, logits: Tensor) -> Floats:
+        """Return what `(variants, completion tokens, vocabulary)` give the completion's tokens."""
+        completion = torch.tensor(list(self.completion_ids), device=logits.device)
+        index = completion.expand(len(logits), -1).unsqueeze(-1)
+        rows = logits.float().log_softmax(dim=-1).gather(-1, index)
+        return rows.squeeze(-1).double().cpu().numpy()
 
     def _side_by_side(self, variants: Sequence[_Variant], start: int) -> Floats:
         """Return the same as `_forward`, the ends of all variants one after another in one text.
@@ -387,11 +391,8 @@ class CompletionAblation:
                 use_cache=True,
                 **({"logits_to_keep": needed} if keeps else {}),
             ).logits[0]
-        rows = (logits if keeps else logits[needed]).float().log_softmax(dim=-1)
-        rows = rows.reshape(count, size, -1)
-        completion = torch.tensor(list(self.completion_ids), device=device)
-        index = completion.expand(count, -1).unsqueeze(-1)
-        return rows.gather(-1, index).squeeze(-1).double().cpu().numpy()
+        logits = logits if keeps else logits[needed]
+        return self._of_completion(logits.reshape(count, size, -1))
 
     def _continued(self, ids: Tensor, mask: Tensor, places: Tensor, start: int) -> Tensor:
         options: dict[str, Any] = {"use_cache": start > 0}
