@@ -32,6 +32,8 @@ MISTAKES = {
     "explain contrct.txt": "There is no file 'contrct.txt'. Did you mean 'contract.txt'?",
     "explain empty": "'empty' is a folder; name a file in it.",
     "explain photo.jpg": "There is no image 'photo.jpg'",
+    "explain transcript.json --targets x": "There is no file 'transcript.json'.",
+    "ask --answer x why contract.txt": "An answer that exists is read by attnflow cite",
     "explain --file contract.txt": "in the place of the text: attnflow explain contract.txt.",
     "explain": "its words, a file that holds it, or - for standard input",
     "generate nowhere.pdf": "There is no file 'nowhere.pdf'.",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
 ROLES = ("system", "user", "assistant")
+TRANSCRIPTS = (".json", ".jsonl")
 
 
 def read_text(text: str | None, words: str | None, purpose: str = "explain") -> str:
@@ -45,7 +46,8 @@ def read_text(text: str | None, words: str | None, purpose: str = "explain") -> 
 
 def names_place(text: str) -> bool:
     """Tell whether a text names a file or a folder: one that is there, or one by its ending."""
-    if text == STANDARD_INPUT or (text.lower().endswith(ENDINGS) and not text.split()[1:]):
+    endings = (*ENDINGS, *TRANSCRIPTS)
+    if text == STANDARD_INPUT or (text.lower().endswith(endings) and not text.split()[1:]):
         return True
     with suppress(OSError, ValueError):  # a name that no file can have
         return bool(text.strip()) and Path(text).exists()
@@ -83,8 +85,8 @@ def _listed_messages(file: str) -> list[object]:
 
 
 def names_transcript(text: str) -> bool:
-    """Tell whether TEXT is the name of a file of messages that is there."""
-    return text.endswith((".json", ".jsonl")) and names_place(text)
+    """Tell whether TEXT is the name of a file of messages, by its ending."""
+    return text.lower().endswith(TRANSCRIPTS) and names_place(text)
 
 
 def check_images(images: Sequence[Path] | None) -> None:

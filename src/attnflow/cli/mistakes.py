@@ -23,6 +23,7 @@ _KINDS = {
 }
 _ELSEWHERE = {
     "--file": "A file stands in the place of the text: attnflow explain contract.txt.",
+    "--answer": "An answer that exists is read by attnflow cite; `attnflow cite --help` shows how.",
     "-v": "`attnflow --version` shows the version.",
     "--verbose": "Progress is shown on standard error anyway; ATTNFLOW_DEBUG=1 shows tracebacks.",
     "--device": "A model that is loaded by its name runs on the CPU; in Python, pass one of yours.",
