@@ -614,7 +614,10 @@ def test_capture_records_what_methods_require() -> None:
     ],
     ids=repr,
 )
-def test_few_rows_from_the_top_are_the_rows_of_whole_matrices(method: Method) -> None:
+def test_few_rows_from_the_top_are_the_rows_of_whole_matrices(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnflow.methods.products._BLOCK", 16)
     trace = random_trace(
         layers=6, heads=2, length=40, seed=3, shape="causal", record=method.requires.record
     )
@@ -626,6 +629,22 @@ def test_few_rows_from_the_top_are_the_rows_of_whole_matrices(method: Method) ->
         assert few.dependence is not None
         assert every.dependence is not None
         assert np.allclose(few.dependence, every.dependence[indices][:, rows], atol=1e-12)
+
+
+def test_what_a_causal_trace_is_allowed_to_give_to_later_positions_is_not_left_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("attnflow.methods.products._BLOCK", 8)
+    weights = np.tril(np.random.default_rng(0).random((5, 40, 40)))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    weights[:, 3, 30] = 5e-5
+    trace = AttentionTrace.from_arrays(weights, [f"t{k}" for k in range(40)], kind="causal")
+    product = np.eye(40)
+    for layer in weights:
+        product = (layer + np.eye(40)) / 2 @ product
+    row = Rollout()(trace, targets=20, layers=-1).values[0, 0]
+    assert np.allclose(row, product[20], rtol=1e-12)
+    assert row[30] > 0
 
 
 def test_one_row_does_not_multiply_matrices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,11 +78,13 @@ class CapacityMethod(MixingMethod):
         """The kind of its capacities where they are measured."""
         return self.capacities if self.capacities in MEASUREMENTS else None
 
-    def mixed_rows(self, trace: AttentionTrace, index: int, places: NDArray[np.intp]) -> Matrix:
+    def mixed_rows(
+        self, trace: AttentionTrace, index: int, places: NDArray[np.intp], trim: bool = False
+    ) -> Matrix:
         """Return rows with the heads as one, weighed by gradients where those are asked for."""
         if self.capacities == "gradients":
             return gradient_weighted(self, trace, index, self.heads)[places]
-        return super().mixed_rows(trace, index, places)
+        return super().mixed_rows(trace, index, places, trim)
 
     @property
     def requires(self) -> Requirements:

@@ -70,11 +70,15 @@ class MixingMethod(Method, Mixing):
         return Requirements(record=(measurement,))
 
     def matrix_rows(
-        self, trace: AttentionTrace, index: int, rows: Sequence[int] | NDArray[np.intp]
+        self,
+        trace: AttentionTrace,
+        index: int,
+        rows: Sequence[int] | NDArray[np.intp],
+        trim: bool = False,
     ) -> Matrix:
         """Return these rows of one layer's matrix, `(rows, n)`."""
         if self.measured_kind is None:
-            return super().matrix_rows(trace, index, rows)
+            return super().matrix_rows(trace, index, rows, trim)
         places = np.asarray(rows, dtype=np.intp)
         measurement = MEASUREMENTS[self.measured_kind]
         matrix = required(self, trace, measurement)[index, places].astype(np.float64)

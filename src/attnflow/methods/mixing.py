@@ -76,11 +76,16 @@ class Mixing:
         return matrices
 
     def matrix_rows(
-        self, trace: AttentionTrace, index: int, rows: Sequence[int] | NDArray[np.intp]
+        self,
+        trace: AttentionTrace,
+        index: int,
+        rows: Sequence[int] | NDArray[np.intp],
+        trim: bool = False,
     ) -> Matrix:
         """Return these rows of one layer's matrix, `(rows, n)`, without making the others.
 
-        Every step works row by row, so these are the rows of `layer_matrices(trace)[index]`.
+        Every step works row by row, so these are the rows of `layer_matrices(trace)[index]`. `trim`
+        allows to leave off columns at the end where these rows are 0.
         """
         if self.receptive_field is not None and trace.kind != "causal":
             raise MethodError(
@@ -88,7 +93,8 @@ class Mixing:
                 f"early tokens are seen more often; this trace is {trace.kind}."
             )
         places = np.asarray(rows, dtype=np.intp)
-        mixed = self.mixed_rows(trace, index, places)
+        trim = trim and not (self.drop or self.discard or self.receptive_field)
+        mixed = self.mixed_rows(trace, index, places, trim)
         if trace.stages is not None and trace.stages[index] == "connector":
             return mixed  # of two towers: no attention, and nothing of a token passes it by
         if self.drop:
@@ -99,11 +105,13 @@ class Mixing:
         if self.receptive_field is not None:
             mixed = _weighed_by_field(mixed, self.receptive_field, places)
         share = self.residual_shares(len(trace.layers))[index]
-        finished = (1 - share) * mixed
-        finished[np.arange(len(places)), places] += share
-        return finished
+        mixed *= 1 - share
+        mixed[np.arange(len(places)), places] += share
+        return mixed
 
-    def mixed_rows(self, trace: AttentionTrace, index: int, places: NDArray[np.intp]) -> Matrix:
+    def mixed_rows(
+        self, trace: AttentionTrace, index: int, places: NDArray[np.intp], trim: bool = False
+    ) -> Matrix:
         """Return rows of one layer with the heads as one, before anything else is done to them."""
         if trace.mixed_heads not in (None, str(self.heads)):
             raise MethodError(
@@ -111,10 +119,13 @@ class Mixing:
                 f"heads={self.heads!r} cannot be computed from it. Capture again with "
                 "heads=None to keep every head."
             )
-        rows = trace.weight_rows(index, _as_slice(places))[None]
+        rows = trace.weight_rows(index, _as_slice(places))
+        end = int(places.max()) + 1
+        if trim and trace.kind == "causal" and not rows[..., end:].max(initial=0):
+            rows = rows[..., :end]
         if trace.mixed_heads is None:
-            return mix_heads(rows, self.heads)[0]
-        return rows[0, 0].astype(np.float64)
+            return mix_heads(rows[None], self.heads)[0]
+        return rows[0].astype(np.float64)
 
     def residual_shares(self, layers: int) -> Matrix:
         """Return the skip connection's share in each layer."""
