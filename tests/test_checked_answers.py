@@ -17,6 +17,10 @@ from attnflow import Attribution, Verdict
 from attnflow.attribution.patch_maps import patch_maps
 from attnflow.attribution.regions import region_of
 from attnflow.errors import FileError, MethodError, ModelError
+from attnflow.explainers.ablation import ablate
+from attnflow.explainers.completions import read_completion
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.request import Completion
 from attnflow.methods import Careful, LeaveOneOut
 from attnflow.show.sentences import remarks
 from attnflow.show.view import view
@@ -291,3 +295,26 @@ def test_an_answer_that_exists_has_verdicts() -> None:
     asked = attnflow.ask(tiny_decoder(), "the keys", texts, answer="the cabinets")
     assert statements == asked.statements
     assert all(statement.verdict is not None for statement in statements)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+def test_the_check_runs_beside_what_the_explanation_read(family: str) -> None:
+    """Keys that a pass has left are the model's own, and the prompt is not read again."""
+    model = model_of(family)
+    loaded = attnflow.load(model)
+    completion = Completion(Prompt(TEXT[0, :START].tolist()), ANSWER)
+    read_completion(loaded, completion, attnflow.BalancedGradient(), "answer")
+    assert len(completion.keys) == model.config.num_hidden_layers
+    read: list[int] = []
+    hook = model.get_input_embeddings().register_forward_hook(
+        lambda _, inputs, __: read.append(inputs[0].numel())
+    )
+    ablation = ablate(loaded, completion.prompt.ids, ANSWER, keys=completion.keys)
+    found = ablation.log_probs_beside([[], [4, 5], [7]])
+    hook.remove()
+    tried = [START + len(ANSWER) - 1, len(ANSWER)]  # whether a cache serves this model
+    assert read[:2] == tried
+    assert max(read[2:]) <= 3 * (START + len(ANSWER) - 1 - 8)
+    expected = ablate(loaded, completion.prompt.ids, ANSWER).log_probs_beside([[], [4, 5], [7]])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found[0], log_probs(model, []), atol=1e-5)

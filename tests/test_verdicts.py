@@ -14,6 +14,8 @@ from attnflow import Attribution, Raw, Tokens
 from attnflow.attribution.verdict import Verdict, support_of, telling
 from attnflow.errors import InputError
 from attnflow.explainers import verdicts
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.request import Completion
 
 PLACES = {"a.txt": range(2), "b.txt": range(2, 4), "c.txt": range(4, 6)}
 SHARES = {"a.txt": 0.5, "b.txt": 0.3, "c.txt": 0.2}
@@ -50,7 +52,7 @@ def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
     model = KnownModel(rule)
     monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: model)
     loaded: Any = SimpleNamespace(tokenizer=None)
-    (verdict,), _ = verdicts.judge_statements(result, loaded, [0] * 6)
+    (verdict,), _ = verdicts.judge_statements(result, loaded, Completion(Prompt([0] * 6), [7]))
     assert verdict is not None
     return verdict, model.sets
 

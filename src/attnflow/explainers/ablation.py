@@ -36,6 +36,8 @@ Floats = NDArray[np.float64]
 BlankToken = Literal["unk", "mask", "pad", "delete"]
 Row = Mapping[str, NDArray[np.int64]]
 """One text as a model takes it: an array over its positions for each of the model's inputs."""
+Keys = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, (1, heads, positions, width)."""
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
@@ -92,6 +94,7 @@ def ablate(
     *,
     by: By | None = "hide",
     batch_tokens: int | None = None,
+    keys: Keys = (),
 ) -> CompletionAblation:
     """Prepare a completion to be run again; its tokenizer says what a blank token is.
 
@@ -99,7 +102,7 @@ def ablate(
     """
     if by is None:
         try:
-            return ablate(model, prompt_ids, completion_ids, batch_tokens=batch_tokens)
+            return ablate(model, prompt_ids, completion_ids, batch_tokens=batch_tokens, keys=keys)
         except ModelError:  # one that counts positions by its mask
             if model.tokenizer is None:
                 raise
@@ -112,6 +115,7 @@ def ablate(
         by=by,
         blank=blank_token(model.tokenizer) if needs_blank else None,
         batch_tokens=batch_tokens,
+        keys=keys,
     )
 
 
@@ -131,6 +135,7 @@ class CompletionAblation:
     prompt_ids, completion_ids: token ids; of an encoder–decoder the encoder's and the decoder's.
     by: "hide", "replace" (then `blank` is the id of the blank token) or "delete".
     batch_tokens: about how many tokens run at once; default: by the device.
+    keys: keys and values of each layer over the prompt, if a pass over it has left them.
 
     Sets of prompt positions go in, one response for each comes out. A set is run with the sets of
     equal length, and what stands before the first changed position comes from a cache, where the
@@ -143,6 +148,7 @@ class CompletionAblation:
     by: By = "hide"
     blank: int | None = None
     batch_tokens: int | None = None
+    keys: Keys = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -200,7 +206,8 @@ class CompletionAblation:
         distinct = list(dict.fromkeys(keys))
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
-        new = 0 if "_unchanged" in vars(self) else len(self.prompt_ids)  # tokens, to cache them
+        is_read = self.keys or "_unchanged" in vars(self)
+        new = 0 if is_read else len(self.prompt_ids)  # tokens, to cache them
         saved = sum(map(self._start, variants)) - new
         cached = saved > 0 and self.takes_prefix_from_cache
         for batch in self._batches(variants, cached):
@@ -416,10 +423,12 @@ class CompletionAblation:
         return cache
 
     @cached_property
-    def _unchanged(self) -> list[tuple[Tensor, Tensor]]:
+    def _unchanged(self) -> Keys:
         """Keys and values of the prompt, every layer. A cache without the model's settings keeps
         all keys of a layer with a window too; the mask still hides those outside it.
         """
+        if self.keys:
+            return self.keys
         cache = DynamicCache()
         ids = torch.tensor([list(self.prompt_ids)], device=device_of(self.model))
         self.model(

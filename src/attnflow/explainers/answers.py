@@ -25,9 +25,13 @@ from attnflow.attribution.passages import (
 from attnflow.errors import AttributionWarning, InputError, TokensError, percent, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
-from attnflow.explainers.completions import generate, mark_documents
+from attnflow.explainers.completions import (
+    existing_completion,
+    mark_documents,
+    read_completion,
+)
 from attnflow.explainers.defaults import default_method
-from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import (
     Question,
     WrittenAnswer,
@@ -279,19 +283,21 @@ def read_answer(
     targets = None
     if explains_statements(applied):  # once for each statement, not for each token
         targets = statement_slices(answer.statements) or None
-    result = generate(model, prompt, applied, completion=answer.ids, targets=targets, check=False)
+    completion = existing_completion(model, encode_prompts(model, prompt), answer.ids)
+    result = read_completion(model, completion, applied, targets)
     result = mark_documents(result, documents, prompt)
     notes: dict[str, Any] = {"completion": answer.text, STATEMENTS: _marks_of(answer)}
     if answer.stop is not None:
         notes["stop"] = answer.stop
     result = replace(result, provenance={**result.provenance, **notes})
     if check:
-        verdicts, likely = judge_statements(result, model, prompt.ids)
+        verdicts, likely = judge_statements(result, model, completion)
         return replace(
             result, verdicts=verdicts, provenance={**result.provenance, LOG_PROBS: likely}
         )
     if LOG_PROBS not in result.provenance:
-        likely = ablate(model, prompt.ids, answer.ids, by=None).token_log_probs([()])[0].tolist()
+        ablation = ablate(model, prompt.ids, answer.ids, by=None, keys=completion.keys)
+        likely = ablation.token_log_probs([()])[0].tolist()
         result = replace(result, provenance={**result.provenance, LOG_PROBS: likely})
     return result
 

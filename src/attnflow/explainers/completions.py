@@ -177,7 +177,7 @@ def carry_to_spans(
     """
     loaded = as_model(model, default="smollm2")
     reader = Reader.of(loaded, method, spans)
-    text = _existing(loaded, encode_prompts(loaded, prompt), completion, {})
+    text = existing_completion(loaded, encode_prompts(loaded, prompt), completion)
     return reader.read_carried(text)
 
 
@@ -219,7 +219,12 @@ def _explain(
 ) -> list[tuple[Completion, Attribution]]:
     """Write or read the completion of each prompt, and attribute it."""
     if completion is not None:
-        texts = [_existing(reader.model, batch, completion, options)]
+        if options:
+            raise InputError(
+                f"{', '.join(options)}: options of the model's generate() say how a text is "
+                "written; completion= is written already."
+            )
+        texts = [existing_completion(reader.model, batch, completion)]
         if rerun is None:
             return list(zip(texts, reader.read_all(texts), strict=True))
     elif rerun is None:
@@ -252,17 +257,21 @@ def _check_writing(
     return seed, {name: value for name, value in options.items() if name != "seed"}
 
 
-def _existing(
-    model: Model, batch: PromptBatch, completion: str | Sequence[int], options: Mapping[str, Any]
+def read_completion(
+    model: Model, completion: Completion, method: Method, targets: TargetRefs = None
+) -> Attribution:
+    """Attribute a completion that exists to its prompt: its targets, by default every token."""
+    rerun = method if isinstance(method, RerunMethod) else None
+    reader = Reader.of(model, None if rerun else method, targets=targets)
+    return reader.read(completion) if rerun is None else _measure(reader, rerun, completion)
+
+
+def existing_completion(
+    model: Model, batch: PromptBatch, completion: str | Sequence[int]
 ) -> Completion:
     """Return a completion that exists with its prompt, checked."""
     if len(batch) != 1:
         raise InputError(f"completion= goes with one prompt; got {len(batch)}.")
-    if options:
-        raise InputError(
-            f"{', '.join(options)}: options of the model's generate() say how a text is "
-            "written; completion= is written already."
-        )
     ids = completion_ids(model, completion)
     if not model.facts.encoder_decoder:  # the decoder of two stacks may have words of its own
         check_vocabulary(model.module, torch.tensor(ids))

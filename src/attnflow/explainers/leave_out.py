@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -94,7 +94,8 @@ def _careful(method: Careful, task: AblationTask) -> tuple[Floats, int]:
     rows = [sources.scores(row) for row in results]
     best = [list(strongest(row, method.verify)) for row in rows]
     checked = sorted({source for each in best for source in each})
-    measured = responses(method, task, [(), *(sources.positions[k] for k in checked)])
+    read = replace(task, ablation=replace(ablation, keys=completion.keys))
+    measured = responses(method, read, [(), *(sources.positions[k] for k in checked)])
     losses = np.zeros((len(rows), len(sources)))
     losses[:, checked] = (measured[0] - measured[1:]).T
     values = [_join(*parts) for parts in zip(rows, losses, best, strict=True)]

@@ -38,11 +38,12 @@ from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.vision_language.towers import after_prompt, has_images
+from attnflow.kernels.layer import FactoredLayer
 from attnflow.methods import Flow, GradientAttention, Method, Rollout, make_method
 from attnflow.methods.base import warn_of_limits
 from attnflow.methods.towers import image_sources
 from attnflow.tokens import Tokens
-from attnflow.trace import AttentionTrace
+from attnflow.trace import AttentionTrace, FactoredTrace
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,6 +339,8 @@ class Reader:
             number, phrase = next(waiting)
             rows = [self._first_row(trace, len(prompt)) + k for k in phrase]
             result = self._rows(method, trace, rows, len(prompt))
+            if not completion.keys:
+                completion.keys.extend(_keys_of(trace))
             columns = self.columns(trace, len(prompt))
             places = [columns.index(row) if row in columns else trace.length for row in rows]
             tell_done(number)
@@ -438,3 +441,14 @@ class Reader:
             "completion_ids": list(ids),
             "kind": "causal",
         }
+
+
+def _keys_of(trace: AttentionTrace) -> list[tuple[Tensor, Tensor]]:
+    """Return the keys and values of every layer that a trace holds, or none."""
+    layers = trace.factors if isinstance(trace, FactoredTrace) else ()
+    factors = [layer.factors for layer in layers if isinstance(layer, FactoredLayer)]
+    return [
+        (each.key[None].detach(), each.value[None].detach())
+        for each in factors
+        if each.value is not None
+    ]

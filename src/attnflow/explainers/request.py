@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import Tensor
+
 from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, TargetError, TokensError, shorten, whole_number
 from attnflow.explainers.prompts import Prompt
@@ -26,11 +28,16 @@ SourceRefs = Literal["prompt", "all"] | Mapping[str, Span]
 
 @dataclass(frozen=True)
 class Completion:
-    """A prompt, the ids of what follows it, and what its result notes of how it was written."""
+    """A prompt, the ids of what follows it, and what its result notes of how it was written.
+
+    keys: keys and values of every layer, over the text up to its last token, where a pass over it
+    has left them: whoever runs the end of it again need not read the prompt once more.
+    """
 
     prompt: Prompt
     ids: list[int]
     notes: Mapping[str, Any] = field(default_factory=lambda: {"streamed": False})
+    keys: list[tuple[Tensor, Tensor]] = field(default_factory=list, compare=False, repr=False)
 
 
 def takes_gradients(method: Method) -> bool:

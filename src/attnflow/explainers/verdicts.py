@@ -72,7 +72,7 @@ class _Reading:
 
 
 def judge_statements(
-    result: Attribution, model: Model, prompt_ids: Sequence[int]
+    result: Attribution, model: Model, completion: Completion
 ) -> tuple[tuple[Verdict | None, ...], list[float]]:
     """Return a verdict for each statement of an answer over documents, None where none is named,
     and the log-probability of each token of it.
@@ -84,8 +84,8 @@ def judge_statements(
     and all of them; only where that does not decide a second one hides each of the strongest
     documents, by itself and with those before it.
     """
-    ids = list(result.provenance["completion_ids"])
-    ablation = ablate(model, prompt_ids, ids, by=None)
+    prompt_ids, ids = completion.prompt.ids, completion.ids
+    ablation = ablate(model, prompt_ids, ids, by=None, keys=completion.keys)
     reading = _Reading(ablation, result.provenance.get(LOG_PROBS))
     passages = passages_of(result)
     every = frozenset(p for each in passages for p in positions_of(result, each.columns))
@@ -331,7 +331,7 @@ def judge_completion(
     ids = completion.ids
     numbers = range(len(ids)) if tokens is None else tokens
     sources = _sources_of(result, model, completion)
-    ablation = ablate(model, completion.prompt.ids, ids, by=None)
+    ablation = ablate(model, completion.prompt.ids, ids, by=None, keys=completion.keys)
     reading = _Reading(ablation, result.provenance.get(LOG_PROBS))
 
     def read(sets: Sequence[frozenset[int]]) -> list[float]:

@@ -20,12 +20,12 @@ from attnflow.attribution.passages import (
 from attnflow.evaluation.subjects.known import is_answered
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.answers import explains_statements, statement_slices
-from attnflow.explainers.completions import generate, mark_documents
+from attnflow.explainers.completions import mark_documents, read_completion
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.leave_out import AblationTask, function_of
 from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import first_line, question_prompt, uses_chat
-from attnflow.explainers.request import completion_ids
+from attnflow.explainers.request import Completion, completion_ids
 from attnflow.explainers.sources import Sources
 from attnflow.explainers.verdicts import judge_statements
 from attnflow.explainers.writer import write_texts
@@ -118,9 +118,8 @@ class AnswerReading:
         method = self._method(name)
         by_statement = explains_statements(method)
         targets = [self.target] if by_statement else None
-        result = generate(
-            self.model, self.prompt, method, completion=self.ids, targets=targets, check=False
-        )
+        completion = Completion(self.prompt, self.ids)
+        result = read_completion(self.model, completion, method, targets)
         result = mark_documents(result, named_documents(self.case.documents), self.prompt)
         rows = [0] if by_statement else range(len(self.ids))[self.target]
         if name != CHECKED:
@@ -128,7 +127,7 @@ class AnswerReading:
         first, end, _ = self.target.indices(len(self.ids))
         noted = {**result.provenance, STATEMENTS: [[first, end, 0, self.text]]}
         result = replace(result, provenance=noted)
-        verdicts, _ = judge_statements(result, self.model, self.prompt.ids)
+        verdicts, _ = judge_statements(result, self.model, completion)
         return statements_of(replace(result, verdicts=verdicts))[0].sources
 
     def most_needed(self) -> int:
