@@ -41,7 +41,7 @@ from gpu import (
 
 from attnflow import BalancedGradient, capture
 from attnflow.hosts.transformers import fused
-from attnflow.kernels.factors import Band, Factors
+from attnflow.kernels.blocks import Band, Factors
 
 BARS = {32_768: 3.5, 131_072: 4.0}
 

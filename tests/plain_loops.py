@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnflow.kernels.factors import Factors
+from attnflow.kernels.blocks import Factors
 
 Array = NDArray[np.float64]
 

@@ -14,8 +14,7 @@ import transformers
 
 import attnflow
 from attnflow import Attribution, Verdict
-from attnflow.attribution.patch_maps import patch_maps
-from attnflow.attribution.regions import region_of
+from attnflow.attribution.patch_maps import patch_maps, region_of
 from attnflow.errors import FileError, MethodError, ModelError
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.completions import read_completion

@@ -17,9 +17,8 @@ from torch import Tensor
 import plain_loops as loops
 from attnflow.errors import InputError
 from attnflow.kernels import blocks
-from attnflow.kernels.dispatch import WAYS, products_of, way_for
-from attnflow.kernels.factors import Band, Factors
-from attnflow.kernels.layer import FactoredLayer
+from attnflow.kernels.blocks import Band, Factors
+from attnflow.kernels.layer import WAYS, FactoredLayer, products_of, way_for
 from attnflow.trace.factored_trace import LayerMix
 
 PRODUCTS = ("rows_down", "spans_up", "gradient_rows_down")
@@ -161,12 +160,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_way_back_is_seen(fault: str) -> None:
+def test_a_fault_of_the_way_back_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above would fail: it can tell each of these from what is right."""
     source = Path(blocks.__file__).read_text(encoding="utf-8")
     before, after = FAULTS[fault]
     assert source.count(before) >= 1
     broken = types.ModuleType("broken")
+    monkeypatch.setitem(sys.modules, "broken", broken)  # its dataclasses look themselves up there
     exec(compile(source.replace(before, after), "broken", "exec"), broken.__dict__)
     broken._ROWS, broken._NUMBERS = 16, 2000  # type: ignore[attr-defined]
     worst = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnflow.attribution.regions import region_of
+from attnflow.attribution.patch_maps import region_of
 
 PLACES = {
     (0.5, 0.5): "the middle",

@@ -22,7 +22,7 @@ from attnflow.errors import InputError, MethodError, UnsupportedModelError
 from attnflow.hosts.capture import capture
 from attnflow.hosts.vision_language.connector import fed_by, feeding_matrix
 from attnflow.hosts.vision_language.views import pictures_of, with_pictures
-from attnflow.methods.towers import image_sources
+from attnflow.methods.products import image_sources
 from vision_families import (
     TEXT,
     VIDEO_FAMILIES,

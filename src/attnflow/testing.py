@@ -114,7 +114,7 @@ def random_factors(
     """
     import torch
 
-    from attnflow.kernels.factors import Factors
+    from attnflow.kernels.blocks import Factors
     from attnflow.kernels.layer import FactoredLayer
 
     noise = torch.Generator().manual_seed(seed)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from attnflow.attribution import Attribution, Verdict
-from attnflow.attribution.patch_maps import patch_maps
-from attnflow.attribution.regions import region_of
+from attnflow.attribution.patch_maps import patch_maps, region_of
 from attnflow.errors import ModelError, TokensError
 from attnflow.explainers.answer_rows import ALL_POSITIONS, as_one, pooled_row
 from attnflow.explainers.pixels import cover_patches, filling_of

@@ -16,7 +16,7 @@ from attnflow.attribution import Attribution
 from attnflow.hosts.capture import capture
 from attnflow.hosts.model import Model
 from attnflow.methods import BalancedGradient, GradientAttention, GradientRollout, Method
-from attnflow.methods.towers import image_sources
+from attnflow.methods.products import image_sources
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENTS, OF_AN_ANSWER

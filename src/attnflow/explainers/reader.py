@@ -41,7 +41,7 @@ from attnflow.hosts.vision_language.towers import after_prompt, has_images
 from attnflow.kernels.layer import FactoredLayer
 from attnflow.methods import Flow, GradientAttention, Method, Rollout, make_method
 from attnflow.methods.base import warn_of_limits
-from attnflow.methods.towers import image_sources
+from attnflow.methods.products import image_sources
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace, FactoredTrace
 

@@ -4,20 +4,72 @@ without being formed.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnflow.errors import MatrixError, shorten
+from attnflow.errors import InputError, MatrixError, shorten
 from attnflow.kernels import blocks
-from attnflow.kernels.dispatch import WAYS, Way, products_of, way_for
-from attnflow.kernels.factors import Factors
+from attnflow.kernels.blocks import Factors
 from attnflow.trace.factored_trace import LayerMix
+
+Way = Literal["triton", "blocks"]
+WAYS: dict[Way, str] = {
+    "triton": "Triton kernels",
+    "blocks": "blocks of torch",
+}
+
+
+class Products(Protocol):
+    """What every way offers. `sums` is (heads, n), `shares` is (heads,)."""
+
+    def rows_down(self, layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor) -> Tensor:
+        """`(targets, n)`: vectors times the mixed attention."""
+
+    def spans_up(self, layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor) -> Tensor:
+        """`(n, spans)`: the mixed attention times the spans."""
+
+    def gradient_rows_down(
+        self, layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor
+    ) -> Tensor:
+        """`(targets, n)`: vectors times the mean of relu(A ⊙ ∇A)."""
+
+    def attend(self, layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
+        """`(heads, n, value width)` and `(heads, n)`: the output, and each row's log-sum-exp."""
+
+    def attend_back(
+        self, layer: Factors, sums: Tensor, output: Tensor, *, secant: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of queries, keys and values from that of the output."""
+
+
+def way_for(device: torch.device) -> Way:
+    """Triton on CUDA where it is installed, blocks of torch everywhere else."""
+    return "triton" if device.type == "cuda" and _has_triton() else "blocks"
+
+
+def products_of(way: Way) -> Products:
+    """The products formed in this way."""
+    if way == "triton":
+        from attnflow.kernels import triton_kernels
+
+        return triton_kernels
+    if way == "blocks":
+        return blocks
+    raise InputError(f"way={way!r}: products are formed by {', '.join(map(repr, WAYS))}.")
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
 
 Rows = Sequence[int] | NDArray[np.intp]
 _LEAST_REST = 1e-2  # below it, what dropping leaves of a row is summed and not had by subtraction

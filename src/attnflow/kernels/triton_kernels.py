@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from attnflow.kernels.factors import Factors
+from attnflow.kernels.blocks import Factors
 from attnflow.kernels.triton_code import (
     attend_back_kernel,
     attend_kernel,

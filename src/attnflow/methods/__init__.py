@@ -7,7 +7,6 @@ provenance that files, figures and the command line show.
 
 from __future__ import annotations
 
-from attnflow.methods.balanced import BalancedGradient
 from attnflow.methods.base import (
     Execution,
     Method,
@@ -18,8 +17,8 @@ from attnflow.methods.base import (
     quiet_about_limits,
     requirements_of,
 )
-from attnflow.methods.flow import Flow
-from attnflow.methods.gradients import GradientAttention, GradientRollout
+from attnflow.methods.flow import Flow, ShapleyFlow
+from attnflow.methods.gradients import BalancedGradient, GradientAttention, GradientRollout
 from attnflow.methods.matrices import MixingMethod
 from attnflow.methods.registry import (
     METHODS,
@@ -35,7 +34,6 @@ from attnflow.methods.registry import (
 )
 from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, RerunMethod
 from attnflow.methods.rollout import Raw, Rollout
-from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
     "METHODS",

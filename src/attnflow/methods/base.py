@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, NamedTuple, final, get_args
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from attnflow.errors import (
     shorten,
     whole_number,
 )
-from attnflow.errors.arguments import check_count, check_named
+from attnflow.errors.arguments import check_count
 from attnflow.methods.mixing import Heads
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
@@ -296,11 +296,6 @@ def checked_start(start: object) -> int:
             f"start_layer={shorten(start)}: it is the number of a layer, counted from 1."
         )
     return number
-
-
-def check_score(score: object) -> None:
-    """Raise unless gradients can be taken of this."""
-    check_named("score", score, get_args(ScoreName))
 
 
 def checked_flag(name: str, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Weights that count only as far as they raise the score: gradient rollout and gradient attention.
+"""Methods of gradients: weights that count only as far as they raise the score.
 
 Each weight is multiplied by the gradient of one score with respect to it, and what is negative is
 dropped: `Ā = mean over heads of relu(A ⊙ ∇A)`. The rows of Ā are no distributions: their size says
@@ -11,6 +11,7 @@ need, its sink, where `find_sink` finds one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
+from attnflow.errors import MethodError, shorten
 from attnflow.errors.arguments import check_named
 from attnflow.methods.base import (
     Compared,
@@ -26,24 +28,34 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
-    check_score,
     checked_flag,
     checked_start,
     required,
 )
 from attnflow.methods.flow import gradient_weighted
-from attnflow.methods.mixing import Heads, checked_heads
+from attnflow.methods.mixing import Heads, Matrix, checked_heads
 from attnflow.methods.products import (
+    TowerRule,
+    carried,
     check_gradients,
+    connector_index,
     gradient_steps,
+    language_layers,
     recorded_rows,
     roll_out_factors,
 )
-from attnflow.methods.towers import TowerRule, carried, connector_index, language_layers
 from attnflow.trace import AttentionTrace, FactoredTrace
-from attnflow.trace.extras import BALANCED_ROWS, GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName
-
-Matrix = NDArray[np.float64]
+from attnflow.trace.extras import (
+    ANSWER_ROWS,
+    BALANCED,
+    BALANCED_INPUTS,
+    BALANCED_ROWS,
+    BALANCED_SCORES,
+    GRADIENT_ATTENTION,
+    GRADIENTS,
+    LOG_PROB,
+    ScoreName,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +85,7 @@ class GradientRollout(Method):
     score: ScoreName = LOG_PROB
 
     def __post_init__(self) -> None:
-        check_score(self.score)
+        check_named("score", self.score, get_args(ScoreName))
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
@@ -169,7 +181,7 @@ class GradientAttention(Method):
     balanced: bool = False
 
     def __post_init__(self) -> None:
-        check_score(self.score)
+        check_named("score", self.score, get_args(ScoreName))
         check_named("tower", self.tower, get_args(TowerRule))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
         for name in ("drop_sink", "balanced"):
@@ -188,7 +200,9 @@ class GradientAttention(Method):
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         rows = list(selection.rows)
-        sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
+        indices = [trace.layers.index(number) for number in selection.available]
+        layers = [recorded_rows(self, trace, k, rows, self._record) for k in indices]
+        sums = np.cumsum(layers, axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]
         if connector_index(trace) is not None:
             recorded = required(self, trace, self._record)
@@ -197,12 +211,6 @@ class GradientAttention(Method):
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
-
-    def _contributions(self, trace: AttentionTrace, selection: Selection) -> Matrix:
-        """Return `(available layers, rows, n)`, as recorded or formed from the factors."""
-        indices = [trace.layers.index(number) for number in selection.available]
-        rows = list(selection.rows)
-        return np.stack([recorded_rows(self, trace, k, rows, self._record) for k in indices])
 
     def without_sink(
         self, values: Matrix, elsewhere: Matrix, sink: int | None
@@ -230,17 +238,12 @@ def sink_of(trace: AttentionTrace, rows: list[int]) -> int | None:
     writes = trace.kind == "causal" or connector_index(trace) is not None
     if not writes or trace.length < 3:  # only then can all rows park attention in one place
         return None
-    return find_sink(_mean_weights(trace, rows))
-
-
-def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Matrix:
-    """Return the mean weight over layers and heads, `(rows, n)`."""
     if not isinstance(trace, FactoredTrace):
-        return trace.weights[language_layers(trace)][:, :, rows].mean(axis=(0, 1))
+        return find_sink(trace.weights[language_layers(trace)][:, :, rows].mean(axis=(0, 1)))
     total = np.zeros((len(rows), trace.length))
     for layer in trace.factors:
         total += layer.mean_rows(rows)
-    return total / len(trace.factors)
+    return find_sink(total / len(trace.factors))
 
 
 _SHARE_OF_A_SINK = 0.3  # of all weight, over layers and heads; what a text says never draws so much
@@ -277,3 +280,128 @@ def attention_sink(trace: AttentionTrace) -> int | None:
     received, expected = ((x * others).sum(axis=(0, 1)) for x in (weights, uniform))
     sink = int(received[: trace.encoder_length].argmax())
     return sink if received[sink] > _FACTOR * expected[sink] else None
+
+
+READINGS = ("rows", "keys", "inputs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedGradient(Method):
+    """Balanced gradients: what speaks for an answer, and what against it, in one backward pass.
+
+    Every operation of the model hands on what it got in fair shares (see docs/how/balanced.md), and
+    the pass is read in up to three ways, each scaled to shares. What is read in attention and what
+    is read at the inputs count the same:
+
+    - "rows": gradients of the scores (before the softmax) of the positions that predict, as far as
+      they are positive;
+    - "keys": weights × gradients of all positions where positive, summed into what they attend to;
+    - "inputs": embedded token × gradient, which is negative where a token speaks against the
+      answer; and what stands in its place after the first tenth of the blocks, the mean of all.
+
+    The gradient is that of one answer. Its own row has all readings; where it is read from several
+    positions, their rows share them, and other rows have only "rows": what they contribute to this
+    answer. The value at a layer has the weights up to it; the highest layer holds the whole.
+
+    readings: which of them, joined by "+".
+    score: what gradients are taken of: the answer's "log-prob", "log-odds" or "logit".
+    drop_sink: leave out the position on which a causal model parks attention it does not need.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(record=["balanced"])
+    >>> BalancedGradient()(trace, targets=-1, layers=-1).values.shape
+    (1, 1, 5)
+    """
+
+    name: ClassVar[str] = "balanced"
+    readings: str = "rows+inputs"
+    score: ScoreName = LOG_PROB
+    drop_sink: bool = True
+
+    def __post_init__(self) -> None:
+        check_named("score", self.score, get_args(ScoreName))
+        names = self.readings.split("+") if isinstance(self.readings, str) else []
+        if not names or not set(names) <= set(READINGS) or len(set(names)) < len(names):
+            raise MethodError(
+                f"readings={shorten(self.readings)}: join some of {', '.join(READINGS)} by '+'."
+            )
+        object.__setattr__(self, "drop_sink", checked_flag("drop_sink", self.drop_sink))
+
+    @property
+    def requires(self) -> Requirements:
+        """A backward pass of its own under the rules; a gradient belongs to one head."""
+        return Requirements(heads=None, record=(BALANCED,), score=self.score, needs_matrix=False)
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        rows, names = list(selection.rows), self.readings.split("+")
+        answer = _answer_rows(trace, rows)
+        sink = sink_of(trace, answer) if self.drop_sink else None
+        keep = np.array([k for k in range(trace.length) if k != sink])
+        total = np.zeros((len(selection.layers), len(rows), trace.length))
+        own = [k for k, row in enumerate(rows) if row in answer]
+        for name in names:
+            values = self._read(trace, selection.available, answer, name, keep)
+            size = np.abs(values[-1].sum(axis=0)[keep]).sum() / _weight_of(name, names)
+            if size == 0:
+                continue
+            if name == "rows":
+                values = self._read(trace, selection.available, rows, name, keep)
+                total += values[[level - 1 for level in selection.levels]] / size
+            elif own:
+                shared = values[[level - 1 for level in selection.levels]][:, :1] / size
+                total[:, own] += shared
+        values, elsewhere = without_sink(total, np.zeros(total.shape[:2]), sink)
+        result = attribution_of(self, trace, values, selection, notes={"sink": sink})
+        # rows of one answer are alike because they share it, not because attention collapsed
+        result = replace(result, dependence=None)
+        return replace(result, elsewhere=elsewhere) if sink is not None else result
+
+    def _read(
+        self,
+        trace: AttentionTrace,
+        layers: Sequence[int],
+        rows: list[int],
+        name: str,
+        keep: NDArray[np.intp],
+    ) -> Matrix:
+        """Return `(layers, rows, n)`: one reading, summed up to each layer."""
+        indices = [trace.layers.index(number) for number in layers]
+        shape = (len(indices), len(rows), trace.length)
+        if name == "inputs":
+            streams = required(self, trace, BALANCED_INPUTS).astype(np.float64)
+            sizes = np.abs(streams[:, keep]).sum(axis=1, keepdims=True)
+            relevance = (streams / np.where(sizes == 0, 1.0, sizes)).sum(axis=0)
+            return np.broadcast_to(relevance / len(rows), shape)
+        if isinstance(trace, FactoredTrace):
+            check_gradients(self, trace, BALANCED)
+            layers = [trace.factors[index] for index in indices]
+            read = [x.score_rows(rows) if name == "rows" else x.gradient_sums() for x in layers]
+        elif name == "rows":
+            read = [required(self, trace, BALANCED_SCORES)[index, rows] for index in indices]
+        else:
+            read = [
+                required(self, trace, BALANCED)[index].sum(axis=0, dtype=np.float64)
+                for index in indices
+            ]
+        parts = [each.astype(np.float64) for each in read]
+        if name == "keys":
+            parts = [np.broadcast_to(each / len(rows), shape[1:]) for each in parts]
+        return np.cumsum(parts, axis=0)
+
+
+def _weight_of(name: str, names: Sequence[str]) -> float:
+    """Return what a reading counts: half of all, or of the half that it shares with another."""
+    at_weights = [each for each in names if each != "inputs"]
+    sides = (1 if at_weights else 0) + ("inputs" in names)
+    return 1 / sides if name == "inputs" else 1 / sides / len(at_weights)
+
+
+def _answer_rows(trace: AttentionTrace, rows: list[int]) -> list[int]:
+    """Return the rows that the answer is read from: those of a phrase, of all positions, of one."""
+    if ANSWER_ROWS in trace.provenance:
+        return [int(row) for row in trace.provenance[ANSWER_ROWS]]
+    if trace.prediction is None:
+        return rows
+    return list(range(trace.length)) if trace.prediction.pooled else [trace.prediction.position]

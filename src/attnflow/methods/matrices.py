@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.methods.base import Method, Requirements, required
-from attnflow.methods.mixing import Mixing, distributions, without_columns
+from attnflow.methods.mixing import Matrix, Mixing, distributions, without_columns
 from attnflow.trace import AttentionTrace
 
-Matrix = NDArray[np.float64]
 MatrixKind = Literal[
     "attention",
     "measured-residual",

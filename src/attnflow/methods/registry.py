@@ -9,13 +9,11 @@ from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
 from attnflow.errors import MethodError, did_you_mean, shorten
-from attnflow.methods.balanced import BalancedGradient
 from attnflow.methods.base import Method
-from attnflow.methods.flow import Flow
-from attnflow.methods.gradients import GradientAttention, GradientRollout
+from attnflow.methods.flow import Flow, ShapleyFlow
+from attnflow.methods.gradients import BalancedGradient, GradientAttention, GradientRollout
 from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut
 from attnflow.methods.rollout import Raw, Rollout
-from attnflow.methods.shapley_flow import ShapleyFlow
 
 _M = TypeVar("_M", bound=type[Method])
 

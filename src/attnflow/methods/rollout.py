@@ -24,8 +24,7 @@ from attnflow.methods.base import (
 )
 from attnflow.methods.matrices import ATTENTION, MEASUREMENTS, MatrixKind, MixingMethod
 from attnflow.methods.mixing import Mixing, Residual
-from attnflow.methods.products import roll_out, roll_out_factors, steps_of
-from attnflow.methods.towers import carried, language_layers
+from attnflow.methods.products import carried, language_layers, roll_out, roll_out_factors, steps_of
 from attnflow.trace import AttentionTrace, FactoredTrace
 
 UNIFORM_BASELINE = "uniform-baseline"

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Verdict
 from attnflow.attribution.passages import statements_of
-from attnflow.attribution.patch_maps import patch_maps
-from attnflow.attribution.regions import region_of
+from attnflow.attribution.patch_maps import patch_maps, region_of
 from attnflow.attribution.verdict import UNCHECKED
 from attnflow.errors import TokensError, percent
 from attnflow.tokens import Tokens

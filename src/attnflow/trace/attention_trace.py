@@ -32,12 +32,14 @@ _STAGE_KINDS: Mapping[str, Kind] = {
 class TraceStructure(TypedDict, total=False):
     """The structure that few arrays have: mixed heads, several stacks, memory that is not copied.
 
+    row_tolerance: how far from 1 a row may be; None is what the dtype can hold.
     mixed_heads: how the heads were mixed to one.
     stages, encoder_length: of an encoder–decoder or of two towers the stage of each layer, and how
         many positions the first stack has.
     copy: false lets the trace keep and freeze the array it is given.
     """
 
+    row_tolerance: float | None
     mixed_heads: str | None
     stages: Sequence[str] | None
     encoder_length: int | None
@@ -102,7 +104,6 @@ class AttentionTrace:
         prediction: Prediction | None = None,
         gradients: ArrayLike | None = None,
         measured: Mapping[str, ArrayLike] | None = None,
-        row_tolerance: float | None = None,
         provenance: Mapping[str, Any] | None = None,
         **structure: Unpack[TraceStructure],
     ) -> Self:
@@ -122,7 +123,7 @@ class AttentionTrace:
             )
         sink = checks.checked_sinks(sinks, checked)
         numbers = checks.checked_layers(layers, len(checked))
-        tolerance = checks.checked_tolerance(row_tolerance, dtype)
+        tolerance = checks.checked_tolerance(structure.get("row_tolerance"), dtype)
         checks.check_rows(checked, sink, tolerance, numbers)
         checks.check_prediction(prediction, len(names))
         return cls(
@@ -191,11 +192,11 @@ class AttentionTrace:
         )
 
     def __repr__(self) -> str:
-        layers, heads, n, _ = self.weights.shape
-        text = " ".join(self.tokens.texts)
+        shape = f"{len(self.layers)} layers × {self.heads} heads × {self.length} tokens"
+        text = " ".join(self.tokens.texts[:40])
         start = text if len(text) <= 40 else text[:37] + "..."
         predicts = f", predicts {self.prediction}" if self.prediction else ""
-        return f"<AttentionTrace {layers} layers × {heads} heads × {n} tokens, {start!r}{predicts}>"
+        return f"<{type(self).__name__} {shape}, {start!r}{predicts}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
@@ -231,33 +232,25 @@ class AttentionTrace:
             return cls.from_arrays(
                 weights,
                 Tokens.from_dict(header["tokens"]),
-                **_header_arguments(header),
-                **_array_arguments(arrays),
+                **_file_arguments(header, arrays),
                 copy=False,
             )
 
 
-def _header_arguments(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the header of a file says, as arguments of `from_arrays`."""
-    prediction, tolerance = header["prediction"], header["row_tolerance"]
+def _file_arguments(
+    header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> dict[str, Any]:
+    """Return what a file says beside weights and tokens, as arguments of `from_arrays`."""
     names = ("layers", "kind", "mixed_heads", "stages", "encoder_length", "row_tolerance")
-    if not isinstance(header["layers"], list) or header["kind"] is None or tolerance is None:
+    arguments = {name: header[name] for name in (*names, "prediction", "provenance")}
+    if not isinstance(header["layers"], list) or None in (header["kind"], header["row_tolerance"]):
         raise InputError("layers, kind or row_tolerance is missing")
-    return {
-        **{name: header[name] for name in names},
-        "prediction": None if prediction is None else Prediction.from_dict(prediction),
-        "provenance": checks.checked_provenance(header["provenance"]),
-    }
-
-
-def _array_arguments(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the arrays of a file beside the weights, as arguments of `from_arrays`."""
-    arguments: dict[str, Any] = {"measured": {}}
-    for name, array in arrays.items():
-        if name.startswith(_MEASURED):
-            arguments["measured"][name.removeprefix(_MEASURED)] = array
-        elif name in ("gradients", "sinks"):
-            arguments[name] = array
-        else:
+    if header["prediction"] is not None:
+        arguments["prediction"] = Prediction.from_dict(header["prediction"])
+    measured = {name: array for name, array in arrays.items() if name.startswith(_MEASURED)}
+    arguments["measured"] = {k.removeprefix(_MEASURED): array for k, array in measured.items()}
+    for name in arrays.keys() - measured.keys():
+        if name not in ("gradients", "sinks"):
             raise InputError(f"there is an array that no trace has, {shorten(name)}")
+        arguments[name] = arrays[name]
     return arguments

@@ -127,12 +127,7 @@ class FactoredTrace(AttentionTrace):
         raise MatrixError(f"A trace in factors is one stack of layers and has no stage {name!r}.")
 
     def __repr__(self) -> str:
-        text = " ".join(self.tokens.texts[:40])
-        start = text if len(text) <= 40 else text[:37] + "..."
-        return (
-            f"<FactoredTrace {len(self.layers)} layers × {self.heads} heads × {self.length} "
-            f"tokens, {start!r}, in factors>"
-        )
+        return f"{super().__repr__()[:-1]}, in factors>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Factors belong to the model that made them: what is saved is a result."""

@@ -16,7 +16,7 @@ from attnflow.evaluation.metrics import area
 from attnflow.hosts.capture import capture
 from attnflow.hosts.vision_language.towers import image_prompt
 from attnflow.methods import Method
-from attnflow.methods.towers import image_sources
+from attnflow.methods.products import image_sources
 from attnflow.tokens.patches import ImagePatches
 from attnflow.trace import AttentionTrace
 from attnflow_experiments.scenes.drawn_scenes import SIZE, Question, Scene

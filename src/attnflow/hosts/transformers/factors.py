@@ -34,8 +34,7 @@ from attnflow.hosts.restore import Changes
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import Attended, attend, constant_others, visible_keys
 from attnflow.hosts.transformers.row_gradients import log_probability
-from attnflow.kernels.blocks import weight_rows
-from attnflow.kernels.factors import Band, Factors
+from attnflow.kernels.blocks import Band, Factors, weight_rows
 from attnflow.kernels.layer import FactoredLayer, ReadLayer, aside
 
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time

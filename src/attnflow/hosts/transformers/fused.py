@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnflow.kernels.dispatch import Products, products_of, way_for
-from attnflow.kernels.factors import Band, Factors
+from attnflow.kernels.blocks import Band, Factors
+from attnflow.kernels.layer import Products, products_of, way_for
 
 _FLASH, _CUDNN = 1, 3  # numbers of torch's own choice among its fused kernels
 
