@@ -14,7 +14,7 @@ import tomllib
 import warnings
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -315,12 +315,6 @@ def test_an_interruption_has_status_130(
     assert capsys.readouterr().err.splitlines()[-1] == "attnflow: interrupted; nothing was written."
 
 
-def test_the_installed_command_runs_in_a_process_of_its_own(folder: str) -> None:
-    command = [sys.executable, "-m", "attnflow", "explain", "--model", folder, TEXT, "--json"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(run.stdout)["layers"] == [1, 2, 3]
-
-
 # -- as in Python ----------------------------------------------------------------------------------
 
 SHOWN = {"words", "model", "as_json", "output", "table"}  # where it comes from, how it is shown
@@ -456,31 +450,56 @@ def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_a_terminal_cannot_encode_is_escaped() -> None:
-    run = in_shell('$attnflow explain "the key → ∞" --table', PYTHONIOENCODING="cp1252")
-    assert (run.returncode, len(run.stderr.splitlines())) == (0, 1)  # how long it will take
-    assert "\\u2192" in run.stdout
+def standard_output(
+    monkeypatch: pytest.MonkeyPatch, file: int | str, encoding: str = "utf-8"
+) -> TextIO:
+    """What a command of this process writes to: a file or one end of a pipe."""
+    stream = open(file, "w", encoding=encoding)  # noqa: PTH123, SIM115
+    monkeypatch.setattr(sys, "stdout", stream)
+    return stream
+
+
+def test_what_a_terminal_cannot_encode_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once in a process of its own, as people start it."""
+    with standard_output(monkeypatch, str(tmp_path / "shown"), encoding="cp1252"):
+        assert _run(["explain", "the key → ∞", "--table"]) == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1  # how long it will take
+    assert "\\u2192" in (tmp_path / "shown").read_text(encoding="cp1252")
     run = in_shell('$attnflow explain "the key → ∞" --json', PYTHONIOENCODING="ascii")
     assert (run.returncode, len(run.stderr.splitlines())) == (0, 1)
     assert "→" in json.loads(run.stdout)["sources"]["texts"]
 
 
-def test_a_reader_that_leaves_ends_the_command_in_silence() -> None:
-    for command in ("methods", 'explain "the key" --json --targets all'):
-        run = in_shell(f"set -o pipefail; $attnflow {command} | head -c 1")
-        lines = [line for line in run.stderr.splitlines() if " reads about " not in line]
-        assert (run.returncode, lines) == (0, []), command
+LONG_ANSWER = ["explain", "the key", "--json", "--targets", "all"]
+
+
+def test_a_reader_that_leaves_ends_the_command_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = in_shell("set -o pipefail; $attnflow methods | head -c 1")
+    assert (run.returncode, run.stderr) == (0, "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with standard_output(monkeypatch, writer):
+        assert _run(LONG_ANSWER) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "reads about" not in line] == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_behind_standard_output_is_told() -> None:
-    for command in ("methods", 'explain "the key" --json'):
-        run = in_shell(f"$attnflow {command} > /dev/full")
-        assert run.returncode == 1
-        assert run.stderr.endswith(
-            "attnflow: the answer could not be written to standard output: No space left on "
-            "device.\n"
-        )
+def test_a_full_disk_behind_standard_output_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = (
+        "attnflow: the answer could not be written to standard output: No space left on device.\n"
+    )
+    run = in_shell("$attnflow methods > /dev/full")
+    assert (run.returncode, run.stderr) == (1, told)
+    with standard_output(monkeypatch, "/dev/full"):
+        assert _run(LONG_ANSWER) == 1
+    assert capsys.readouterr().err.endswith(told)
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.svg", "x.pdf", "x.gif", "x.html", "x.json"])

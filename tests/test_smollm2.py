@@ -1,50 +1,32 @@
-"""Preparing SmolLM2: two processes at once, and folders that are in the way; with a stub model."""
+"""Preparing SmolLM2: two at once, and folders that are in the way; with a stub model."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from attnflow.errors import ModelError
 from attnflow.models import smollm2
 
-# Both have unpacked before either moves: one of them then meets the folder of the other.
-PREPARE = textwrap.dedent(
-    """
-    import sys, time
-    from pathlib import Path
-    from attnflow.models import smollm2
 
-    folder, name, other = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+def test_two_at_once_prepare_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have unpacked before either moves: one of them then meets the folder of the other."""
+    folder, unpacked = tmp_path / "model", Barrier(2, timeout=60)
 
-    def unpack(source, target):
+    def unpack(source: Path, target: Path) -> None:
         target.mkdir()
-        (target / "config.json").write_text(name)
-        (folder.parent / name).touch()
-        while not (folder.parent / other).exists():
-            time.sleep(0.01)
+        (target / "config.json").touch()
+        unpacked.wait()
 
-    smollm2._package_folder = lambda: Path(".")
-    smollm2._unpack = unpack
-    smollm2._prepare(folder)
-    """
-)
-
-
-@pytest.mark.timing
-def test_two_processes_prepare_one_model(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", PREPARE, str(folder), *names])
-        for names in (("one", "two"), ("two", "one"))
-    ]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    monkeypatch.setattr(smollm2, "_package_folder", lambda: tmp_path)
+    monkeypatch.setattr(smollm2, "_unpack", unpack)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(smollm2._prepare, [folder, folder])) == [None, None]
     assert [path.name for path in folder.iterdir()] == ["config.json"]  # nothing nested inside
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "one", "two"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_folder_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
