@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 from test_kernels import (
-    CASES,
+    INTERPRETED,
     PRODUCTS,
     attention_by_autograd,
     attention_of,
@@ -25,7 +25,7 @@ from attnflow.kernels.triton_kernels import Tiles
 
 def main() -> None:
     """Every case with the tiles of float32, and with tiles that sum several heads."""
-    for name, layer in CASES.items():
+    for name, layer in INTERPRETED.items():
         sums = sums_of(layer)
         for secant in (False, True) if layer.softcap else (False,):
             for tiles in (None, Tiles(32, 16)):
