@@ -62,7 +62,7 @@ bench: $(VENV)/.bench $(VENV)/.ray
 	$(BIN)/python benchmarks/corpus.py --output out/bench
 	$(BIN)/python benchmarks/serving.py --output out/bench
 
-# Long contexts on a machine with CUDA: every bar of docs/long-context.md as a ratio, in one run.
+# Long contexts on a machine with CUDA: every bar of docs/performance.md as a ratio, in one run.
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output out/bench
 	$(BIN)/python benchmarks/gpu_balanced.py --output out/bench
@@ -79,8 +79,12 @@ figures: $(STAMP)
 	$(BIN)/python docs/draw_how.py
 	$(BIN)/python docs/draw_performance.py
 
+# Words that are right though they are not in the speller's list.
+SPELT := socio-economic
+
 # The documentation site, in out/docs/index.html; every warning is an error. Its notebooks run.
 docs: $(VENV)/.docs
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md NOTICE.md docs src --skip "*.txt,*.json,*.png,*.gif,*.safetensors,*.js" --ignore-words-list $(SPELT)
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --builder html docs out/docs
 
 # Wheel and sdist in dist/, checked, installed into clean environments of every Python there is.

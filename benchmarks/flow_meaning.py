@@ -160,39 +160,6 @@ def _means(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     }
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Dependence on the target against depth, one panel for each model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    models = [name for name in ("verb number", "encoder", "decoder") if name in report]
-    titles = {
-        "verb number": "verb-number model, 6 layers",
-        "encoder": "MiniLM, 6 layers, 64 tokens",
-        "decoder": "SmolLM2, 30 layers, 64 tokens",
-    }
-    figure, axes = plt.subplots(1, len(models), figsize=(4.2 * len(models), 3.6), sharey=True)
-    for axis, model in zip(np.atleast_1d(axes), models, strict=True):
-        for place, name in enumerate({**FLOWS, **CAUSAL}):
-            if name in report[model]:
-                row = report[model][name]
-                values = np.maximum(row["dependence"], 1e-4)
-                axis.plot(row["layers"], values, marker="o", ms=3, label=name, color=f"C{place}")
-        axis.axhline(0.01, color="grey", lw=0.8, ls=":")
-        axis.set(yscale="log", ylim=(8e-5, 1.3), xlabel="layer", title=titles[model])
-    np.atleast_1d(axes)[0].set_ylabel("how far rows differ between targets")
-    handles = {
-        label: handle
-        for axis in np.atleast_1d(axes)
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=3, fontsize=8)
-    figure.tight_layout(rect=(0, 0.2, 1, 1))
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     """Measure, then write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -247,7 +214,6 @@ def main() -> None:
         print(f"the mean: {report['classifier']}")
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "flow_meaning.json").write_text(json.dumps(report, indent=1))
-    draw(report, arguments.output / "flow_dependence.png")
 
 
 if __name__ == "__main__":

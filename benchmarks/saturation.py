@@ -1,4 +1,4 @@
-"""How soon attention flow saturates: the measured table of docs/flow.md.
+"""How soon attention flow saturates: the measured table of docs/how/flow.md.
 
     python benchmarks/saturation.py
 

@@ -78,10 +78,8 @@ reference_pages.write(HERE / "reference")
 
 # Links that lead out of docs/ in the repository, and the page of the site that shows the same.
 OUTSIDE = {
-    "(../src/attnflow/models/VERB_NUMBER.md": "(/reference/model-card.md",
-    "(../src/attnflow/models/scenes/README.md": "(/reference/scenes-card.md",
-    "(../CHANGELOG.md": "(/changelog.md",
-    "(../CONTRIBUTING.md": "(/contributing.md",
+    f"(../{file}": f"(/reference/project/{page}.md"
+    for page, file in reference_pages.PROJECT.items()
 }
 
 

@@ -1,5 +1,7 @@
 """The pages of the reference that are made from the code: the public names, the command line.
 
+Files of the project that lie outside docs/ (the changelog, licences) are pages there as well.
+
 They are written beside the pages of docs/reference each time the site is built, and are not kept.
 """
 
@@ -36,7 +38,27 @@ def pages() -> dict[str, str]:
     for path, command in commands():
         result[f"cli/{'-'.join(path)}.rst"] = command_page(path, command)
     result["cli/index.rst"] = _index_of_commands()
-    return result
+    return result | _pages_of_the_project()
+
+
+# Files outside docs/ that are pages of the site, too.
+PROJECT = {
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
+    "licences": "NOTICE.md",
+    "model-card": "src/attnflow/models/VERB_NUMBER.md",
+    "scenes-card": "src/attnflow/models/scenes/README.md",
+}
+
+
+def _pages_of_the_project() -> dict[str, str]:
+    shown = {
+        f"project/{name}.md": f"```{{include}} ../../../{file}\n:relative-docs: docs/\n```\n"
+        for name, file in PROJECT.items()
+    }
+    index = _heading("The project", "=") + ".. toctree::\n   :maxdepth: 1\n\n"
+    return shown | {"project/index.rst": index + "".join(f"   {name}\n" for name in PROJECT)}
 
 
 def homes() -> dict[tuple[str, str], str]:

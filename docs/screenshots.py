@@ -1,6 +1,6 @@
 """The pictures of the viewer: the real server, driven in a real browser.
 
-python docs/screenshots.py --output docs           wide and narrow, light and dark
+python docs/screenshots.py --output docs           light and dark
 python docs/screenshots.py --axe axe.min.js        and what axe-core (npm) finds serious in each
 """
 
@@ -23,24 +23,7 @@ from browser import Page, installed_browser, running_browser
 from serving import Client, serving
 
 SENTENCE = "the reports that the chairman of the board wrote"
-SMOLLM2 = "SmolLM2-135M-Instruct"
 Request = Callable[[], tuple[str, dict[str, Any]]]
-
-
-def talked() -> tuple[str, dict[str, Any]]:
-    """A conversation of three messages."""
-    messages = [
-        {"role": "system", "content": "You answer in one short sentence."},
-        {"role": "user", "content": "My name is Anna and I live in Rome. Tom lives in Paris."},
-        {"role": "assistant", "content": "Nice to meet you, Anna."},
-        {"role": "user", "content": "In which city do I live?"},
-    ]
-    return "chat", {"model": SMOLLM2, "messages": messages, "tokens": 16}
-
-
-def continued() -> tuple[str, dict[str, Any]]:
-    """A prompt that is continued, with every head."""
-    return "generate", {"model": SMOLLM2, "prompt": "My name is Putin, I am from", "tokens": 8}
 
 
 def explained() -> tuple[str, dict[str, Any]]:
@@ -60,17 +43,9 @@ def asked_about_image() -> tuple[str, dict[str, Any]]:
 SHOTS: tuple[tuple[str, Request | None, str, int, int, bool], ...] = (
     ("viewer-ask", None, "", 1400, 900, False),
     ("viewer-ask-dark", None, "", 1400, 900, True),
-    ("viewer-ask-narrow", None, "", 390, 844, True),
-    ("viewer-ask-narrow-light", None, "", 390, 844, False),
     ("viewer-form", None, "#new", 1280, 900, False),
-    ("viewer-chat", talked, "", 1280, 900, False),
-    ("viewer-chat-narrow", talked, "", 390, 844, True),
-    ("viewer-heads", continued, "d=1", 1280, 2300, False),
     ("viewer-explain", explained, "r=0&o=3&d=1&s=2", 1280, 1900, False),
-    ("viewer-explain-dark", explained, "r=0&o=3&d=1&s=2", 1280, 1900, True),
-    ("viewer-explain-narrow", explained, "r=0", 390, 844, False),
     ("figures/page-image", asked_about_image, "", 1280, 1100, False),
-    ("figures/page-image-narrow", asked_about_image, "", 390, 980, True),
 )
 
 

@@ -1,6 +1,6 @@
 """Every model family attnflow is tested on, as a tiny random model built from its config.
 
-`python tests/families.py` prints docs/models.md: the table of what works and what is refused is
+`python tests/families.py` writes the tables of docs/models.md: what works and what is refused is
 made from the same list the tests run over, and a test compares the two.
 """
 
@@ -330,78 +330,53 @@ MORE_WAYS = [
 
 
 def ways_table() -> list[str]:
-    """The part of docs/models.md on how a model may be held."""
+    """The ways in which a model may be held."""
     from holding import QUANTISED, WAYS
 
-    lines = [
-        "## How a model may be held",
-        "",
-        "Each way is tried with `capture`, `explain`, `generate`, `ask` and `evaluate` on a tiny",
-        "language model (`tests/test_holding.py`) and equals the model without its holder to 1e-5;",
-        "quantised models are held against autograd through themselves. Where no gradient runs",
-        "through quantised layers, the default is a rollout, gradient methods are refused in a",
-        "sentence, and rollout, flow, alti and the methods that run the model again work.",
-        "",
-        "| way | gradients | remarks |",
-        "|---|---|---|",
-    ]
+    lines = ["| way | gradients | remarks |", "|---|---|---|"]
     for way in (*WAYS, *QUANTISED):
         extra = "" if way.needs in ("torch", "peft", "accelerate") else "(`make holding`)"
         flow = "yes" if way.gradients else "none: rollout, reruns"
         lines.append(f"| {way.name} | {flow} | {' '.join(filter(None, (way.note, extra)))} |")
-    return [*lines, *(f"| {way} | {flow} | {note} |" for way, flow, note in MORE_WAYS), ""]
+    return [*lines, *(f"| {way} | {flow} | {note} |" for way, flow, note in MORE_WAYS)]
 
 
-def table() -> str:
-    """docs/models.md."""
+MADE = "<!-- made by python tests/families.py: {} -->"
+
+
+def families_table() -> list[str]:
+    """The families of models that the tests run over."""
+    lines = ["| family | kind | remarks |", "|---|---|---|"]
+    lines += [f"| {f.name} | {f.kind} | {f.note} |" for f in FAMILIES]
+    return [*lines, *(f"| {name} | {kind} | {note} |" for name, kind, note in OTHER_HOSTS)]
+
+
+def refused_table() -> list[str]:
+    """The models that are refused, by the reason."""
     from attnflow.hosts.inputs import REFUSED
 
-    lines = [
-        "# What can be explained",
-        "",
-        "The tests run over this list. For every family they build a tiny random model from its",
-        "config and compare the captured weights with the host's own eager attention. They also",
-        "compare the output with and without capture, rollout and flow with a plain reference, and",
-        "the model's state before and after.",
-        "",
-        "`attnflow check MODEL` makes the same checks on a model of yours. This page is made by",
-        "`python tests/families.py > docs/models.md`.",
-        "",
-        "| family | kind | remarks |",
-        "|---|---|---|",
-    ]
-    lines += [f"| {f.name} | {f.kind} | {f.note} |" for f in FAMILIES]
-    lines += [f"| {name} | {kind} | {note} |" for name, kind, note in OTHER_HOSTS]
-    lines += [
-        "",
-        "Other transformers models work if their attention goes through the library's attention",
-        "interface, or if they return their weights in eager mode. Every capture is checked, and",
-        "nothing is returned when a layer is missing or a row does not sum to 1.",
-        "",
-        "`python tests/sweep.py` (in `make torture`) tries the causal model types of transformers:",
-        "those that it can build tiny (it names the others) are held against autograd through the",
-        "eager graph, weights and gradient attention; each agrees, or is refused in a sentence.",
-        "",
-        *ways_table(),
-        "## What is refused, and why",
-        "",
-        "| models | because |",
-        "|---|---|",
-    ]
     reasons: dict[str, list[str]] = {}
     for name, reason in REFUSED.items():
         reasons.setdefault(reason, []).append(name)
+    lines = ["| models | because |", "|---|---|"]
     lines += [f"| {', '.join(names)} | it {reason} |" for reason, names in reasons.items()]
-    lines += [
-        "| quantised or fused attention that returns no weights | there is nothing to see; "
-        "load the model without it |",
-        "",
-        "How to add a host: [adapters.md](adapters.md).",
-    ]
-    return "\n".join(lines) + "\n"
+    no_weights = "quantised or fused attention that returns no weights"
+    return [*lines, f"| {no_weights} | there is nothing to see; load the model without it |"]
+
+
+def with_tables(page: str) -> str:
+    """Return docs/models.md with its three tables as they are now."""
+    tables = {"families": families_table, "ways": ways_table, "refused": refused_table}
+    for name, lines in tables.items():
+        mark = MADE.format(name)
+        before, _, after = page.partition(f"{mark}\n")
+        after = after[after.index("\n\n") :]  # a table ends where a blank line follows
+        page = before + f"{mark}\n" + "\n".join(lines()) + after
+    return page
 
 
 if __name__ == "__main__":
-    import sys
+    from pathlib import Path
 
-    sys.stdout.write(table())
+    models = Path(__file__).parent.parent / "docs" / "models.md"
+    models.write_text(with_tables(models.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Every way people hold a model, on one tiny random language model; what each must be equal to.
 
-The tests run over `WAYS` and docs/models.md has a line for each (`families.table`).
+The tests run over `WAYS` and docs/models.md has a line for each (`families.ways_table`).
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class OneHead(nn.Module):
 
 
 class OneHeadAdapter(Adapter):
-    """The example of docs/adapters.md."""
+    """The example of docs/models.md."""
 
     name = "one head"
 
@@ -273,7 +273,7 @@ def test_an_entry_point_adds_a_host() -> None:
 
 
 def test_the_example_in_the_docs_is_the_tested_one() -> None:
-    docs = (Path(__file__).parent.parent / "docs" / "adapters.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
     source = Path(__file__).read_text(encoding="utf-8")
     start = source.index("class OneHeadAdapter(Adapter):")
     body = source[start : source.index("@pytest.fixture\ndef _plugged")]

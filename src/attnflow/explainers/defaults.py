@@ -13,9 +13,9 @@ from attnflow.methods.gradients import attention_sink
 from attnflow.methods.mixing import ONE_STEP
 
 DEFAULTS: dict[str, Method] = {
-    # On drawn scenes it keeps twice the mass on the true object (docs/images.md).
+    # On drawn scenes it keeps twice the mass on the true object (docs/evidence.md).
     "question about images": GradientRollout(),
-    # Hidden patches of photos: nearer to the truth than rollout and Grad-CAM (docs/images.md).
+    # Hidden patches of photos: nearer to the truth than rollout and Grad-CAM (docs/evidence.md).
     "image classifier": GradientAttention(score="log-odds"),
     # Leaving words out of facts and running text: LDS .73 and .59 for one answer, .65 and .55 for
     # every token at once, .63 and .52 by plain gradients; the right one of five documents in 1.00,

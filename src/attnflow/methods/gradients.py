@@ -289,7 +289,7 @@ READINGS = ("rows", "keys", "inputs")
 class BalancedGradient(Method):
     """Balanced gradients: what speaks for an answer, and what against it, in one backward pass.
 
-    Every operation of the model hands on what it got in fair shares (see docs/how/balanced.md), and
+    Every operation of the model hands on what it got in fair shares (docs/how/gradients.md), and
     the pass is read in up to three ways, each scaled to shares. What is read in attention and what
     is read at the inputs count the same:
 

@@ -3,7 +3,7 @@
 Attention weights leave out the vectors they weigh, the residual stream and the LayerNorm. A
 measured matrix is made at capture, inside the block, and every row of it is scaled to sum to 1. The
 residual is inside the measurement: none is added. A row of zeros, a position that nothing was
-measured to reach, stays with itself. docs/relatives.md says what each kind is, and whose.
+measured to reach, stays with itself. docs/how/index.md says whose each kind is.
 """
 
 from __future__ import annotations
