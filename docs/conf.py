@@ -39,11 +39,12 @@ exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 templates_path: list[str] = []
 nitpicky = False
 
-# Docstrings are plain sentences with `names` in single backticks.
+# Docstrings are plain sentences with `names` in single backticks (docstrings.py).
 default_role = "code"
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+autodoc_typehints = "both"
 autodoc_typehints_format = "short"
+autodoc_typehints_description_target = "documented_params"
 autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80

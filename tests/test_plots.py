@@ -39,7 +39,7 @@ from attnflow import (
 from attnflow.errors import FileError, InputError, TargetError
 from attnflow.show.plots import canvas, graphs
 from attnflow.show.plots.animation import draw_frame
-from attnflow.show.plots.canvas import BLUE, VERMILLION
+from attnflow.show.plots.canvas import BLUE, VERMILION
 from attnflow.testing import random_attention, random_trace
 from attnflow.tokens.patches import Grid, patch_names
 
@@ -199,7 +199,7 @@ def test_baselines_see_a_transposed_map_and_another_colour(
     assert compared(plots.pairs_map(turned, ax=small()), "pairs", tmp_path)
     monkeypatch.setattr(canvas, "COLOURS", "Greens")
     assert compared(draw_pairs(), "pairs", tmp_path)
-    monkeypatch.setattr(canvas, "VERMILLION", "#888888")
+    monkeypatch.setattr(canvas, "VERMILION", "#888888")
     assert compared(draw_cut(), "cut", tmp_path)
 
 
@@ -417,7 +417,7 @@ def test_the_cut_that_is_drawn_is_the_cut(shape: Any, layer: int) -> None:
     cut = Flow().minimum_cut(trace, target=5, source=2, layer=layer)
     axes = plots.cut_graph(Flow(), trace, target=5, source=2, layer=layer)
     crossing = {(edge.layer, edge.target, edge.source) for edge in cut.edges}
-    assert set(arrows(axes, VERMILLION)) == crossing
+    assert set(arrows(axes, VERMILION)) == crossing
     assert not set(arrows(axes, canvas.GREY)) & crossing
     graph = LayeredGraph.from_capacities(Flow().graph(trace).capacities[:layer])
     whole = graph.to_networkx()

@@ -19,6 +19,7 @@ import click
 import pytest
 
 import attnflow
+from attnflow.errors import InputError
 from public_surface import PUBLIC_MODULES
 from stand_ins import PAGES as EVERY_PAGE
 from test_docs import page_files, small_models
@@ -155,27 +156,28 @@ def test_the_docs_stay_short() -> None:
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES) <= 25_000
 
 
-def test_docstrings_become_markup() -> None:
+def documented() -> None:
+    if not LINKED:
+        raise InputError("never")
+
+
+def test_docstrings_become_the_fields_of_numpys_form() -> None:
     lines = [
-        "What it does.",
+        "Do it.",
         "",
         "name: what it is, and",
         "    more of it.",
         "first, second: both.",
     ]
     lines += ["", "    a drawing", "", ">>> f(1)", "2"]
-    assert docstrings.marked_up(lines) == [
-        *("What it does.", ""),
-        *(
-            "``name``",
-            "   what it is, and",
-            "   more of it.",
-            "``first``, ``second``",
-            "   both.",
-            "",
-        ),
+    error = str(InputError.__doc__).splitlines()[0]
+    assert docstrings.marked_up(lines, documented) == [
+        *("Do it.", ""),
+        ":param name: what it is, and more of it.",
+        *(":param first: both.", ":param second: both.", ""),
         *(".. code-block:: none", "", "       a drawing", ""),
-        *(">>> f(1)", "2", ""),
+        *(f":raises InputError: {error}", ""),
+        *(".. rubric:: Examples", "", ">>> f(1)", "2", ""),
     ]
 
 

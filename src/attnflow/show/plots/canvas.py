@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 COLOURS = "Blues"  # one hue, monotone in lightness: safe for the colour-blind and in print
 DIVERGING = "RdBu"  # blue is more and red is less: told apart by the colour-blind, white is zero
 # Accents after Okabe and Ito, who chose them to be told apart by the colour-blind.
-BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
+BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 GREY, PALE = "#767676", "#bdbdbd"
 
 SMALL = 8.0  # points: the smallest type that is still read on a slide

@@ -123,7 +123,7 @@ def cut_graph(
     _shade(axes, reachable & _reached(upside_down, ends[1])[::-1], _SOURCE_SIDE)
     strongest = float(capacities.max())
     _draw_arrows(axes, _strongest(capacities * ~crossing, top), strongest, canvas.GREY, faint=0.35)
-    _draw_arrows(axes, capacities * crossing, strongest, canvas.VERMILLION, least=0.0, floor=0.9)
+    _draw_arrows(axes, capacities * crossing, strongest, canvas.VERMILION, least=0.0, floor=0.9)
     _draw_nodes(axes, stack, ends[0])
     _draw_cut_legend(axes, cut)
     return axes
@@ -304,7 +304,7 @@ def _draw_cut_legend(axes: Axes, cut: Cut) -> None:
     entries = [
         patch(color=_TARGET_SIDE, alpha=0.35, label="the target's side"),
         patch(color=_SOURCE_SIDE, alpha=0.35, label="the source's side"),
-        patch(color=canvas.VERMILLION, label=f"cut: {len(cut.edges)} arrows"),
+        patch(color=canvas.VERMILION, label=f"cut: {len(cut.edges)} arrows"),
     ]
     place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
     axes.legend(handles=entries, fontsize=canvas.SMALL, frameon=False, **place)

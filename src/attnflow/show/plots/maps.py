@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
 _BARS = 15  # sources a bar chart names; the map beside it has all of them
-_METHOD_COLOURS = (canvas.GREY, canvas.BLUE, canvas.VERMILLION, canvas.GREEN, "#CC79A7")
+_METHOD_COLOURS = (canvas.GREY, canvas.BLUE, canvas.VERMILION, canvas.GREEN, "#CC79A7")
 _HATCHES = ("", "", "///", "...", "xxx")  # told apart in print too
 
 
