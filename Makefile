@@ -53,14 +53,15 @@ example: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
 	cp out/demo/answer.safetensors src/attnflow/data/example/
 
+# Every bar that needs no GPU, as a ratio; `make bench BENCH=--quick` takes a quarter of an hour.
 bench: $(VENV)/.bench $(VENV)/.ray
-	$(BIN)/python benchmarks/flow.py --output out/bench
+	$(BIN)/python benchmarks/flow.py --output out/bench $(BENCH)
 	$(BIN)/python benchmarks/memory.py --output out/bench
-	$(BIN)/python benchmarks/generation.py --output out/bench
-	$(BIN)/python benchmarks/long_context.py --output out/bench
-	$(BIN)/python benchmarks/images.py --output out/bench
-	$(BIN)/python benchmarks/corpus.py --output out/bench
-	$(BIN)/python benchmarks/serving.py --output out/bench
+	$(BIN)/python benchmarks/generation.py --output out/bench $(if $(BENCH),--rounds 1)
+	$(BIN)/python benchmarks/long_context.py --output out/bench $(BENCH)
+	$(BIN)/python benchmarks/images.py --output out/bench $(if $(BENCH),--rounds 1)
+	$(BIN)/python benchmarks/corpus.py --output out/bench $(BENCH)
+	$(BIN)/python benchmarks/serving.py --output out/bench $(BENCH)
 
 # Long contexts on a machine with CUDA: every bar of docs/performance.md as a ratio, in one run.
 bench-gpu: $(STAMP)

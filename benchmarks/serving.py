@@ -1,6 +1,6 @@
 """Citations: the time that they add to an answer, and replicas of the server against one.
 
-    python benchmarks/serving.py --output out/bench
+    python benchmarks/serving.py --output out/bench [--quick]
 
 *Added*: SmolLM2 writes 64 tokens over eight different documents, about 2,000 tokens; then it reads
 its answer: the sources of each statement, and what is left without them. What counts is the time of
@@ -116,7 +116,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/bench"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="one round of few requests")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.requests = 1, 16
     arguments.output.mkdir(parents=True, exist_ok=True)
     lines = added_time()
     print(*lines, flush=True)
