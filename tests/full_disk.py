@@ -7,11 +7,11 @@ sentence.
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,40 +63,47 @@ FORMATS: dict[str, Callable[[Path], None]] = {
 def full_disks(folder: Path, names: Sequence[str] = ()) -> tuple[int, list[str]]:
     """How many formats were tried, by default all, and what went wrong with each."""
     names = names or tuple(FORMATS)
-    with ThreadPoolExecutor(2) as pool:  # most of the time goes into imports of new processes
-        problems = list(pool.map(lambda name: _written(folder, name), names))
-    pairs = zip(names, problems, strict=True)
-    return len(names), [f"{name}: {problem}" for name, problem in pairs if problem]
+    for name in names:
+        (folder / name.replace(".", "-")).mkdir()
+        _target(folder, name).write_bytes(_BEFORE)
+    command = [sys.executable, "-W", "ignore", __file__, str(folder), *names]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if process.returncode:
+        return 0, [(process.stdout + process.stderr)[-300:].strip()]
+    answers = json.loads(process.stdout.splitlines()[-1])
+    problems = {name: answers[name] or _left(_target(folder, name)) for name in names}
+    return len(names), [f"{name}: {problem}" for name, problem in problems.items() if problem]
 
 
-def _written(folder: Path, name: str) -> str:
-    room = folder / name.replace(".", "-")
-    room.mkdir()
-    target = room / name
-    target.write_bytes(_BEFORE)
-    command = [sys.executable, "-W", "ignore", __file__, name, str(target)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    answer = "" if process.returncode == 0 else (process.stdout + process.stderr)[-300:].strip()
-    if answer:
-        return answer
+def _target(folder: Path, name: str) -> Path:
+    return folder / name.replace(".", "-") / name
+
+
+def _left(target: Path) -> str:
+    """What is wrong with a folder after a write that failed."""
     if target.read_bytes() != _BEFORE:
         return "what stood there before is gone"
-    beside = sorted(path.name for path in room.iterdir() if path != target)
+    beside = sorted(path.name for path in target.parent.iterdir() if path != target)
     return f"left behind: {', '.join(beside)}" if beside else ""
 
 
-def main(name: str, target: str) -> int:
+def main(folder: str, *names: str) -> None:
     """In a process of its own: the limit holds for the whole process."""
-    FORMATS[name](Path(target).with_name(f"warm-{name}"))  # imports and caches write files too
-    Path(target).with_name(f"warm-{name}").unlink()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM, resource.RLIM_INFINITY))
-    try:
-        FORMATS[name](Path(target))
-    except AttnflowError as error:
-        return int(not str(error).strip())
-    print("no error at all")
-    return 1
+    answers = {}
+    for name in names:
+        target = _target(Path(folder), name)
+        FORMATS[name](target.with_name(f"warm-{name}"))  # imports and caches write files too
+        target.with_name(f"warm-{name}").unlink()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM, resource.RLIM_INFINITY))
+        try:
+            FORMATS[name](target)
+            answers[name] = "no error at all"
+        except AttnflowError as error:
+            answers[name] = "" if str(error).strip() else "an error without a sentence"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

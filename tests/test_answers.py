@@ -257,13 +257,13 @@ BOTH_SIDES = {
 
 @pytest.mark.parametrize("name", BOTH_SIDES)
 def test_the_prediction_is_the_models_own_next_token(name: str) -> None:
-    """A hundred prefixes: what attnflow names is what the model writes next."""
+    """Many prefixes: what attnflow names is what the model writes next."""
     family, before, after = BOTH_SIDES[name]
     model = next(f for f in FAMILIES if f.name == family).build()
     tokenizer = tokenizer_with(before, after)
     start = model.config.decoder_start_token_id
     rng = np.random.default_rng(0)
-    for _ in range(100):
+    for _ in range(25):
         source = " ".join(f"w{k}" for k in rng.integers(4, 64, rng.integers(1, 7)))
         written = [int(k) for k in rng.integers(4, 64, rng.integers(1, 6))]
         prefix = " ".join(f"w{k}" for k in written)
@@ -284,7 +284,7 @@ def test_whisper_names_its_own_next_token() -> None:
     family = next(f for f in FAMILIES if f.name == "Whisper")
     model, tokenizer = family.build(), tokenizer_with([], [])
     rng = np.random.default_rng(1)
-    for k in range(100):
+    for k in range(25):
         noise = torch.Generator().manual_seed(k)
         ids = torch.tensor([[1, *rng.integers(4, 64, rng.integers(0, 6)).tolist()]])
         inputs = {

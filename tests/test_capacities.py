@@ -48,13 +48,8 @@ def test_gradients_with_the_residual_are_what_gradient_rollout_multiplies() -> N
     np.testing.assert_allclose(product, GradientRollout()(trace, layers=-1).values[0], atol=1e-12)
 
 
-def test_the_old_name_is_the_same_flow() -> None:
-    trace = random_trace(length=6, record=RECORD)
-    with quiet_about_limits():
-        old = Flow(capacities="gradients", residual=None)(trace)
-        new = Flow(capacities="gradients", residual=None)(trace)
-    np.testing.assert_array_equal(old.values, new.values)
-    assert old.method.name == "gradient-flow"
+def test_gradients_as_capacities_have_a_name_of_their_own() -> None:
+    assert Flow(capacities="gradients", residual=None).name == "gradient-flow"
     assert make_method("gradient-flow").residual is None  # type: ignore[attr-defined]
 
 

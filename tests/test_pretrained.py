@@ -23,7 +23,7 @@ from attnflow.errors.progress import listening
 from attnflow.hosts.load import as_model, load
 from attnflow.hosts.model import Model
 from attnflow.testing import check_adapter
-from attnflow_experiments.known_answer.data import load_mathformer
+from attnflow_experiments.known_answer.data import arithmetic, load_mathformer
 from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL, KnownAnswer
 from openai_whisper import openai_whisper
 
@@ -147,10 +147,10 @@ def test_known_answers_of_smollm2(smollm2: Model) -> None:
     assert first[LESS_NEUTRAL] > max(first["raw"], first["rollout"], first["flow"])
 
 
-@pytest.mark.parametrize("sign", ["*", "+"])
-def test_known_answers_of_mathformer(sign: str) -> None:
-    model, vocabulary = load_mathformer(needed("mathformer"), sign)
-    table, related = KnownAnswer().of_arithmetic(model, vocabulary, sign)
+def test_known_answers_of_mathformer() -> None:
+    assert len(arithmetic(*load_mathformer(needed("mathformer"), "+"), "+")) == 100
+    model, vocabulary = load_mathformer(needed("mathformer"), "*")
+    table, related = KnownAnswer().of_arithmetic(model, vocabulary, "*")
     assert table.rows["rollout"][0].n == 100  # all answered rightly
     assert table.rows["rollout"][0].value == 1
     assert table.rows["raw"][0].value < 0.1

@@ -2,8 +2,8 @@
 
 `python tests/torture_evaluation.py kills 100` kills a run at random moments a hundred times, goes
 on with it each time, and holds what is kept against an uninterrupted run; `prompts` does so with a
-language model. `... together 20` starts runs on one journal at the same moment. Each prints
-`tried N, wrong M` with what was wrong.
+language model. `... together 20` starts runs on one journal at the same moment; `kills,together`
+does both. Each prints `tried N, wrong M` with what was wrong.
 
 Runs are forked from one process that has loaded everything, so that a kill costs no start.
 """
@@ -36,7 +36,7 @@ class Tally(NamedTuple):
 
 
 def run_script(kind: str, count: int, seed: int = 0, script: str = __file__) -> Tally:
-    """One kind in a process of its own: forking needs a process with a single thread."""
+    """Kinds in a process of their own: forking needs a process with a single thread."""
     command = [sys.executable, script, kind, str(count), str(seed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -135,11 +135,14 @@ def main() -> None:
     from attnflow.testing import tiny_decoder
 
     torch.set_num_threads(1)
-    kind, count, *seed = sys.argv[1:]
-    loaded: Any = tiny_decoder() if kind == "prompts" else load_verb_number()
-    with tempfile.TemporaryDirectory() as folder:
-        run = {"kills": kills, "prompts": kills, "together": together}[kind]
-        tally = run(int(count), int(seed[0]) if seed else 0, Path(folder), loaded)
+    kinds, count, *seed = sys.argv[1:]
+    tally = Tally(0, [])
+    for kind in kinds.split(","):
+        loaded: Any = tiny_decoder() if kind == "prompts" else load_verb_number()
+        with tempfile.TemporaryDirectory() as folder:
+            run = {"kills": kills, "prompts": kills, "together": together}[kind]
+            found = run(int(count), int(seed[0]) if seed else 0, Path(folder), loaded)
+        tally = Tally(tally.tried + found.tried, tally.wrong + found.wrong)
     print(f"tried {tally.tried}, wrong {len(tally.wrong)}")
     print(json.dumps(tally._asdict()))
 
