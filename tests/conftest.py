@@ -25,7 +25,10 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 # Begun first, so that no worker is left alone with one of them at the end.
-LONGEST = ("site", "docs", "vision_language", "pretrained", "torture", "cli", "evaluation")
+LONGEST = (
+    *("corpus", "evaluation", "docs", "cli", "kernels", "maxflow", "doors", "holding", "browser"),
+    *("server", "plots", "embedded", "pretrained", "answers", "torture", "experiments"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

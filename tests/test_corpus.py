@@ -618,7 +618,6 @@ def test_the_result_is_read_by_pandas_as_it_is(tmp_path: Path) -> None:
 # -- processes --------------------------------------------------------------------------------
 
 
-@pytest.mark.timing
 def test_processes_give_the_rows_of_one_and_survive_their_deaths(tmp_path: Path) -> None:
     data = write_texts(tmp_path, TEXTS * 4)
     options: Any = {"methods": ["rollout"], "shard_size": 4, "top": 50}
@@ -828,7 +827,6 @@ def test_the_command_runs_and_sums_up(
     assert len(pq.read_table(out)) == 2 * len(TEXTS)
 
 
-@pytest.mark.timing
 def test_kills_lose_and_double_nothing() -> None:
     assert torture_corpus.run_script("local", 9) == (9, [])
 
