@@ -10,70 +10,47 @@ from pydantic import Field
 
 from attnflow.attribution.citations import Citation
 from attnflow.errors import InputError
-from attnflow.web.doors.conversation import (
-    MOST_MESSAGES,
-    CitedAnswer,
-    Conversation,
-    Lenient,
-    SentDocument,
-    Stops,
-    checked_messages,
-    decode_file,
-    message_of,
-    new_id,
-    refuse_part,
-    sse,
-    writing_options,
-)
+from attnflow.web.doors import conversation as door
+from attnflow.web.doors.conversation import CitedAnswer, SentDocument, event
 
 Blocks = str | list[dict[str, Any]]
 
 
-class Message(Lenient):
+class Message(door.Lenient):
     """A turn: a text, or blocks."""
 
     role: str
     content: Blocks
 
 
-class MessagesRequest(Lenient):
-    """What a client sends to /v1/messages."""
+class MessagesRequest(door.DoorRequest):
+    """A request of a client to /v1/messages."""
 
-    model: str = ""
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=door.MOST_MESSAGES)
     system: Blocks | None = None
     max_tokens: int = Field(default=1024, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=1)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    stop_sequences: Stops
-    stream: bool = False
 
-    def conversation(self, usual_tokens: int) -> Conversation:
-        """Return it as every door understands it."""
-        documents: list[SentDocument] = []
-        messages = [message_of("system", _read(self.system or "", documents))]
-        messages += [message_of(m.role, _read(m.content, documents)) for m in self.messages]
-        return Conversation(
-            model=self.model,
-            messages=checked_messages(messages),
-            documents=documents,
-            max_tokens=self.max_tokens,
-            stream=self.stream,
-            options=writing_options(self.temperature, self.top_p, None, self.stop_sequences),
-        )
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the system's message and those of the conversation."""
+        yield "system", _read(self.system, documents)
+        for message in self.messages:
+            yield message.role, _read(message.content, documents)
 
     def reply(self, model: str) -> MessagesReply:
         """Return what writes the answer."""
         return MessagesReply(model)
 
 
-class MessagesReply:
+class MessagesReply(door.Reply):
     """An answer as messages write it: a block for each statement; streamed, one block, whose
     citations follow its text.
     """
 
     def __init__(self, model: str) -> None:
-        self.about = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
+        super().__init__(model)
+        self.about = {"id": door.new_id("msg_"), "type": "message", "role": "assistant"}
+        self.about |= {"model": model}
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
         """Return the answer at once."""
@@ -81,7 +58,7 @@ class MessagesReply:
             **self.about,
             "content": list(_blocks(answer)),
             **_stop(answer),
-            "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.new_tokens},
+            "usage": answer.counts,
             "attnflow": {"citations": answer.records},
         }
 
@@ -90,45 +67,41 @@ class MessagesReply:
         usage = {"input_tokens": 0, "output_tokens": 0}
         message: dict[str, Any] = {**self.about, "content": []}
         message |= {"stop_reason": None, "stop_sequence": None}
-        yield _event("message_start", message={**message, "usage": usage})
+        yield event("message_start", message={**message, "usage": usage})
         block = {"type": "text", "text": "", "citations": []}
-        yield _event("content_block_start", index=0, content_block=block)
+        yield event("content_block_start", index=0, content_block=block)
 
     def piece(self, text: str) -> Iterator[str]:
         """Go on with a piece of text."""
         delta = {"type": "text_delta", "text": text}
-        yield _event("content_block_delta", index=0, delta=delta)
+        yield event("content_block_delta", index=0, delta=delta)
 
     def closing(self, answer: CitedAnswer) -> Iterator[str]:
         """End with the citations."""
         for each in answer.citations:
             delta = {"type": "citations_delta", "citation": _citation(answer, each)}
-            yield _event("content_block_delta", index=0, delta=delta)
-        yield _event("content_block_stop", index=0)
-        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.new_tokens}
+            yield event("content_block_delta", index=0, delta=delta)
+        yield event("content_block_stop", index=0)
         cited = {"citations": answer.records}
-        yield _event("message_delta", delta=_stop(answer), usage=usage, attnflow=cited)
-        yield _event("message_stop")
+        yield event("message_delta", delta=_stop(answer), usage=answer.counts, attnflow=cited)
+        yield event("message_stop")
 
 
-def _read(content: Blocks, documents: list[SentDocument]) -> str:
+def _read(content: door.Content, documents: list[SentDocument]) -> str:
     """Return the text of a message; its documents are added to `documents`."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for block in content:
+
+    def read_other(block: Mapping[str, Any]) -> list[str]:
         kind = block.get("type")
-        if kind == "text":
-            texts.append(str(block.get("text") or ""))
-        elif kind == "document":
+        if kind == "document":
             documents.append(_document(block, len(documents) + 1))
-        elif kind == "tool_result":
-            texts.append(_read(block.get("content") or "", documents))
-        elif kind == "tool_use":
-            texts.append(json.dumps({k: block.get(k) for k in ("name", "input")}))
-        else:
-            raise refuse_part(kind)
-    return "\n".join(texts)
+            return []
+        if kind == "tool_result":
+            return [_read(block.get("content"), documents)]
+        if kind == "tool_use":
+            return [json.dumps({k: block.get(k) for k in ("name", "input")})]
+        raise door.refuse_part(kind)
+
+    return door.read_parts(content, read_other)
 
 
 def _document(block: Mapping[str, Any], number: int) -> SentDocument:
@@ -136,7 +109,7 @@ def _document(block: Mapping[str, Any], number: int) -> SentDocument:
     title = block.get("title")
     name, kind = str(title or f"document {number}"), source.get("type")
     if kind == "base64" and str(source.get("media_type")).startswith("text/"):
-        text = decode_file(str(source.get("data") or ""), name)
+        text = door.decode_file(str(source.get("data") or ""), name)
     elif kind == "text":
         text = str(source.get("data") or "")
     else:
@@ -177,7 +150,3 @@ def _stop(answer: CitedAnswer) -> dict[str, Any]:
     if answer.stop is not None:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": answer.stop}
-
-
-def _event(kind: str, **fields: Any) -> str:
-    return sse({"type": kind, **fields}, kind)

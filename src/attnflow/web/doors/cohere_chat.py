@@ -2,73 +2,43 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
 
 from attnflow.attribution.citations import Citation
 from attnflow.errors import InputError
-from attnflow.web.doors.conversation import (
-    MOST_DOCUMENTS,
-    MOST_MESSAGES,
-    CitedAnswer,
-    Conversation,
-    Lenient,
-    Message,
-    SentDocument,
-    Stops,
-    checked_messages,
-    message_of,
-    new_id,
-    refuse_part,
-    sse,
-    writing_options,
-)
+from attnflow.web.doors import conversation as door
+from attnflow.web.doors.conversation import CitedAnswer, SentDocument, event
 
 _TEXTS = ("text", "snippet", "content")  # where documents have their words
 
 
-class CohereRequest(Lenient):
-    """What a client sends to /v2/chat."""
+class CohereRequest(door.DoorRequest):
+    """A request of a client to /v2/chat."""
 
-    model: str = ""
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    documents: list[str | dict[str, Any]] = Field(default=[], max_length=MOST_DOCUMENTS)
-    max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    p: float | None = Field(default=None, gt=0, le=1)
-    seed: int | None = None
-    stop_sequences: Stops
-    stream: bool = False
+    messages: list[door.Message] = Field(min_length=1, max_length=door.MOST_MESSAGES)
+    documents: door.Documents
+    top_p: float | None = Field(default=None, gt=0, le=1, validation_alias="p")
 
-    def conversation(self, usual_tokens: int) -> Conversation:
-        """Return it as every door understands it."""
-        documents = [_document(each, k) for k, each in enumerate(self.documents)]
-        messages = []
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the messages; documents that tools gave follow those beside the messages."""
+        documents += [_document(each, k) for k, each in enumerate(self.documents)]
         for each in self.messages:
-            calls = json.dumps(each.tool_calls, ensure_ascii=False) if each.tool_calls else ""
-            messages.append(message_of(each.role, _read(each.content, documents) or calls))
-        return Conversation(
-            model=self.model,
-            messages=checked_messages(messages),
-            documents=documents,
-            max_tokens=self.max_tokens or usual_tokens,
-            stream=self.stream,
-            options=writing_options(self.temperature, self.p, self.seed, self.stop_sequences),
-        )
+            yield each.role, _read(each.content, documents) or each.calls
 
     def reply(self, model: str) -> CohereReply:
         """Return what writes the answer."""
-        return CohereReply()
+        return CohereReply(model)
 
 
-class CohereReply:
+class CohereReply(door.Reply):
     """An answer as Cohere's chat writes it."""
 
-    def __init__(self) -> None:
-        self.id = new_id("")
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.id = door.new_id("")
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
         """Return the answer at once."""
@@ -83,23 +53,23 @@ class CohereReply:
     def opening(self) -> Iterator[str]:
         """Begin a stream."""
         message = {"role": "assistant", "content": [], "tool_plan": "", "citations": []}
-        yield _event("message-start", id=self.id, delta={"message": message})
+        yield event("message-start", id=self.id, delta={"message": message})
         content = {"message": {"content": {"type": "text", "text": ""}}}
-        yield _event("content-start", index=0, delta=content)
+        yield event("content-start", index=0, delta=content)
 
     def piece(self, text: str) -> Iterator[str]:
         """Go on with a piece of text."""
-        yield _event("content-delta", index=0, delta={"message": {"content": {"text": text}}})
+        yield event("content-delta", index=0, delta={"message": {"content": {"text": text}}})
 
     def closing(self, answer: CitedAnswer) -> Iterator[str]:
         """End with the citations."""
-        yield _event("content-end", index=0)
+        yield event("content-end", index=0)
         for number, each in enumerate(answer.citations):
             cited = {"message": {"citations": _citation(answer, each)}}
-            yield _event("citation-start", index=number, delta=cited)
-            yield _event("citation-end", index=number)
-        yield _event("message-end", id=self.id, delta=_finish(answer), attnflow=answer.records)
-        yield sse("[DONE]")
+            yield event("citation-start", index=number, delta=cited)
+            yield event("citation-end", index=number)
+        yield event("message-end", id=self.id, delta=_finish(answer), attnflow=answer.records)
+        yield door.sse("[DONE]")
 
 
 def _document(entry: str | Mapping[str, Any], number: int) -> SentDocument:
@@ -118,19 +88,16 @@ def _document(entry: str | Mapping[str, Any], number: int) -> SentDocument:
     return SentDocument(text, title and str(title), str(name or f"doc:{number}"), data)
 
 
-def _read(content: str | Sequence[Mapping[str, Any]] | None, documents: list[SentDocument]) -> str:
+def _read(content: door.Content, documents: list[SentDocument]) -> str:
     """Return the text of a message; documents that tools gave are added to `documents`."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content:
-        if part.get("type") == "text":
-            texts.append(str(part.get("text") or ""))
-        elif part.get("type") == "document":
-            documents.append(_document(part.get("document") or {}, len(documents)))
-        else:
-            raise refuse_part(part.get("type"))
-    return "\n".join(texts)
+
+    def read_other(part: Mapping[str, Any]) -> list[str]:
+        if part.get("type") != "document":
+            raise door.refuse_part(part.get("type"))
+        documents.append(_document(part.get("document") or {}, len(documents)))
+        return []
+
+    return door.read_parts(content, read_other)
 
 
 def _citation(answer: CitedAnswer, citation: Citation) -> dict[str, Any]:
@@ -146,12 +113,8 @@ def _citation(answer: CitedAnswer, citation: Citation) -> dict[str, Any]:
 
 
 def _finish(answer: CitedAnswer) -> dict[str, Any]:
-    counts = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.new_tokens}
+    counts = answer.counts
     reason = "MAX_TOKENS" if answer.cut_off else "COMPLETE"
     if answer.stop is not None:
         reason = "STOP_SEQUENCE"
     return {"finish_reason": reason, "usage": {"billed_units": counts, "tokens": counts}}
-
-
-def _event(kind: str, **fields: Any) -> str:
-    return sse({"type": kind, **fields}, kind)

@@ -1,4 +1,4 @@
-"""What every door reads and writes: a conversation over documents, and its cited answer."""
+"""A conversation over documents and its cited answer, which every door reads and writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import base64
 import binascii
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
 MOST_MESSAGES = 400
-MOST_DOCUMENTS = 200
+Content = str | list[dict[str, Any]] | None
+Documents = Annotated[list[str | dict[str, Any]], Field(default=[], max_length=200)]
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=200)]],
+    BeforeValidator(lambda stops: [stops] if isinstance(stops, str) else stops or []),
+]
+"""Texts before which an answer ends; one, several or none."""
 
 
 class Lenient(BaseModel):
@@ -39,8 +46,13 @@ class Message(Lenient):
     """A turn: a text, or parts; one that calls tools says which."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: Content = None
     tool_calls: list[Any] | None = None
+
+    @property
+    def calls(self) -> str:
+        """The calls of tools as text, which any template takes."""
+        return json.dumps(self.tool_calls, ensure_ascii=False) if self.tool_calls else ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,82 @@ class CitedAnswer:
     def records(self) -> list[dict[str, Any]]:
         """The full records, as every door gives them in a field of its own."""
         return [citation.to_dict() for citation in self.citations]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts of tokens, under the names that most doors have for them."""
+        return {"input_tokens": self.prompt_tokens, "output_tokens": self.new_tokens}
+
+
+class Reply(ABC):
+    """An answer in the form of one API, at once or as the events of a stream."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    @abstractmethod
+    def whole(self, answer: CitedAnswer) -> dict[str, Any]:
+        """Return the answer at once."""
+
+    @abstractmethod
+    def opening(self) -> Iterator[str]:
+        """Begin a stream."""
+
+    @abstractmethod
+    def piece(self, text: str) -> Iterator[str]:
+        """Go on with a piece of text."""
+
+    @abstractmethod
+    def closing(self, answer: CitedAnswer) -> Iterator[str]:
+        """End with the citations."""
+
+
+class DoorRequest(Lenient, ABC):
+    """A request to any door: how the answer is written; each API adds what it is about."""
+
+    model: str = ""
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = None
+    stop_sequences: Stops = Field(default=[], max_length=16)
+    stream: bool = False
+
+    @abstractmethod
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the role and the text of each message; documents are added to `documents`."""
+
+    @abstractmethod
+    def reply(self, model: str) -> Reply:
+        """Return what writes the answer."""
+
+    def conversation(self, usual_tokens: int) -> Conversation:
+        """Return it as every door understands it; one in which no user says anything is refused."""
+        documents: list[SentDocument] = []
+        messages = [
+            {"role": "system" if role == "developer" else role, "content": text}
+            for role, text in self.turns(documents)
+            if text.strip()
+        ]
+        if not any(message["role"] == "user" for message in messages):
+            raise InputError("There is no message of the user with a text.")
+        return Conversation(
+            model=self.model,
+            messages=messages,
+            documents=documents,
+            max_tokens=self.max_tokens or usual_tokens,
+            stream=self.stream,
+            options=self._writing_options(),
+        )
+
+    def _writing_options(self) -> dict[str, Any]:
+        """Return options of generate(): greedy unless a temperature above 0 is asked for."""
+        ending = {STOPS: list(self.stop_sequences)} if self.stop_sequences else {}
+        if not self.temperature:
+            return ending
+        number = secrets.randbelow(2**31) if self.seed is None else self.seed
+        nucleus = {} if self.top_p is None else {"top_p": self.top_p}
+        return {"seed": number, "temperature": self.temperature, **nucleus, **ending}
 
 
 def answer_conversation(
@@ -151,37 +239,17 @@ def _uncited(model: Model, conversation: Conversation, text: str | None) -> Cite
     return CitedAnswer(answer.text, (), (), count, new, cut_off, answer.stop)
 
 
-Stops = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=200)]],
-    BeforeValidator(lambda stops: [stops] if isinstance(stops, str) else stops or []),
-    Field(default=[], max_length=16),
-]
-"""Texts before which an answer ends; one, several or none."""
-
-
-def writing_options(
-    temperature: float | None, top_p: float | None, seed: int | None, stops: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return options of generate(): greedy unless a temperature above 0 is asked for."""
-    ending = {STOPS: list(stops)} if stops else {}
-    if not temperature:
-        return ending
-    number = secrets.randbelow(2**31) if seed is None else seed
-    nucleus = {} if top_p is None else {"top_p": top_p}
-    return {"seed": number, "temperature": temperature, **nucleus, **ending}
-
-
-def message_of(role: str, content: str) -> dict[str, str]:
-    """Return a message for the model's chat template; developers speak as the system."""
-    return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def checked_messages(messages: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return messages without empty ones, or raise unless the user says something."""
-    filled = [message for message in messages if message["content"].strip()]
-    if not any(message["role"] == "user" for message in filled):
-        raise InputError("There is no message of the user with a text.")
-    return filled
+def read_parts(content: Content, read_other: Callable[[Mapping[str, Any]], list[str]]) -> str:
+    """Return the text of a message; `read_other` gives the texts of a part that is no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for part in content:
+        if part.get("type") in ("text", "input_text", "output_text"):
+            texts.append(str(part.get("text") or ""))
+        else:
+            texts += read_other(part)
+    return "\n".join(texts)
 
 
 def decode_file(data: str, name: str) -> str:
@@ -203,6 +271,11 @@ def sse(record: Mapping[str, Any] | str, event: str | None = None) -> str:
     """Return one server-sent event."""
     data = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
     return f"event: {event}\ndata: {data}\n\n" if event else f"data: {data}\n\n"
+
+
+def event(kind: str, **fields: Any) -> str:
+    """Return a server-sent event that says its kind twice, as most of these APIs do."""
+    return sse({"type": kind, **fields}, kind)
 
 
 def new_id(prefix: str) -> str:

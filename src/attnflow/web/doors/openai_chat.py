@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -11,67 +11,43 @@ from pydantic import Field
 
 from attnflow.attribution.citations import Citation
 from attnflow.tokens.documents import named_documents
-from attnflow.web.doors.conversation import (
-    MOST_DOCUMENTS,
-    MOST_MESSAGES,
-    CitedAnswer,
-    Conversation,
-    Lenient,
-    Message,
-    SentDocument,
-    Stops,
-    checked_messages,
-    decode_file,
-    message_of,
-    new_id,
-    now,
-    refuse_part,
-    sse,
-    writing_options,
-)
+from attnflow.web.doors import conversation as door
+from attnflow.web.doors.conversation import CitedAnswer, SentDocument, sse
 
 
-class ChatRequest(Lenient):
-    """What a client sends to /v1/chat/completions."""
+class ChatRequest(door.DoorRequest):
+    """A request of a client to /v1/chat/completions."""
 
-    model: str = ""
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    documents: list[str | dict[str, Any]] = Field(default=[], max_length=MOST_DOCUMENTS)
-    max_tokens: int | None = Field(default=None, ge=1)
+    messages: list[door.Message] = Field(min_length=1, max_length=door.MOST_MESSAGES)
+    documents: door.Documents
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    seed: int | None = None
-    stop: Stops
-    stream: bool = False
+    stop_sequences: door.Stops = Field(default=[], max_length=16, validation_alias="stop")
     stream_options: dict[str, Any] | None = None
 
-    def conversation(self, usual_tokens: int) -> Conversation:
-        """Return it as every door understands it."""
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the messages; files in them follow the documents beside them."""
+        documents += sent_documents(self.documents)
         files: list[SentDocument] = []
-        messages = [
-            message_of(each.role, read_content(each.content, files) or _calls(each.tool_calls))
-            for each in self.messages
-        ]
-        return Conversation(
-            model=self.model,
-            messages=checked_messages(messages),
-            documents=[*sent_documents(self.documents), *files],
-            max_tokens=self.max_completion_tokens or self.max_tokens or usual_tokens,
-            stream=self.stream,
-            options=writing_options(self.temperature, self.top_p, self.seed, self.stop),
-        )
+        for each in self.messages:
+            yield each.role, read_content(each.content, files) or each.calls
+        documents += files
+
+    def conversation(self, usual_tokens: int) -> door.Conversation:
+        """Return it as every door understands it; the newer name of the limit comes first."""
+        conversation, newer = super().conversation(usual_tokens), self.max_completion_tokens
+        return conversation if newer is None else replace(conversation, max_tokens=newer)
 
     def reply(self, model: str) -> ChatReply:
         """Return what writes the answer."""
         return ChatReply(model, bool((self.stream_options or {}).get("include_usage")))
 
 
-class ChatReply:
+class ChatReply(door.Reply):
     """An answer as chat completions write it; streamed, the text first and citations last."""
 
     def __init__(self, model: str, counts_tokens: bool = False) -> None:
-        self.about = {"id": new_id("chatcmpl-"), "created": now(), "model": model}
+        super().__init__(model)
+        self.about = {"id": door.new_id("chatcmpl-"), "created": door.now(), "model": model}
         self.counts_tokens = counts_tokens
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
@@ -151,28 +127,19 @@ def sent_documents(documents: Sequence[str | Mapping[str, Any]]) -> list[SentDoc
     return files
 
 
-def read_content(content: str | Sequence[Mapping[str, Any]] | None, files: list[Any]) -> str:
+def read_content(content: door.Content, files: list[SentDocument]) -> str:
     """Return the text of a message; files among its parts are added to `files`."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content:
-        kind = part.get("type")
-        if kind in ("text", "input_text", "output_text"):
-            texts.append(str(part.get("text") or ""))
-        elif kind in ("file", "input_file"):
-            file = part.get("file") or part
-            name = str(file.get("filename") or f"file {len(files) + 1}")
-            text = decode_file(str(file.get("file_data") or ""), name)
-            files.append(SentDocument(text, name, str(file.get("file_id") or name)))
-        else:
-            raise refuse_part(kind)
-    return "\n".join(texts)
 
+    def read_other(part: Mapping[str, Any]) -> list[str]:
+        if part.get("type") not in ("file", "input_file"):
+            raise door.refuse_part(part.get("type"))
+        file = part.get("file") or part
+        name = str(file.get("filename") or f"file {len(files) + 1}")
+        text = door.decode_file(str(file.get("file_data") or ""), name)
+        files.append(SentDocument(text, name, str(file.get("file_id") or name)))
+        return []
 
-def _calls(calls: Sequence[Any] | None) -> str:
-    """Return the calls of tools as text, which any template takes."""
-    return json.dumps(calls, ensure_ascii=False) if calls else ""
+    return door.read_parts(content, read_other)
 
 
 def _address(answer: CitedAnswer, citation: Citation) -> str:

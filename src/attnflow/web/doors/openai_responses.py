@@ -7,79 +7,57 @@ from typing import Any
 
 from pydantic import Field
 
-from attnflow.web.doors.conversation import (
-    MOST_DOCUMENTS,
-    MOST_MESSAGES,
-    CitedAnswer,
-    Conversation,
-    Lenient,
-    SentDocument,
-    checked_messages,
-    message_of,
-    new_id,
-    now,
-    sse,
-    writing_options,
-)
+from attnflow.web.doors import conversation as door
+from attnflow.web.doors.conversation import CitedAnswer, SentDocument
 from attnflow.web.doors.openai_chat import read_content, sent_documents, url_citations
 
 
-class Item(Lenient):
+class Item(door.Lenient):
     """An item of the input: a message, or what a tool said."""
 
     type: str = "message"
     role: str = "user"
-    content: str | list[dict[str, Any]] | None = None
-    output: str | list[dict[str, Any]] | None = None
+    content: door.Content = None
+    output: door.Content = None
 
 
-class ResponsesRequest(Lenient):
-    """What a client sends to /v1/responses."""
+class ResponsesRequest(door.DoorRequest):
+    """A request of a client to /v1/responses."""
 
-    model: str = ""
     input: str | list[Item] = Field(max_length=10_000_000)
     instructions: str | None = None
-    documents: list[str | dict[str, Any]] = Field(default=[], max_length=MOST_DOCUMENTS)
-    max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    stream: bool = False
+    documents: door.Documents
+    max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
 
-    def conversation(self, usual_tokens: int) -> Conversation:
-        """Return it as every door understands it."""
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the instructions and the messages; files in these follow the documents."""
+        documents += sent_documents(self.documents)
         files: list[SentDocument] = []
         items = [Item(content=self.input)] if isinstance(self.input, str) else self.input
-        messages = [] if not self.instructions else [message_of("system", self.instructions)]
-        for item in items[:MOST_MESSAGES]:
+        yield "system", self.instructions or ""
+        for item in items[: door.MOST_MESSAGES]:
             role = "tool" if item.type.endswith("_output") else item.role
-            messages.append(message_of(role, read_content(item.content or item.output, files)))
-        return Conversation(
-            model=self.model,
-            messages=checked_messages(messages),
-            documents=[*sent_documents(self.documents), *files],
-            max_tokens=self.max_output_tokens or usual_tokens,
-            stream=self.stream,
-            options=writing_options(self.temperature, self.top_p, None),
-        )
+            yield role, read_content(item.content or item.output, files)
+        documents += files
 
     def reply(self, model: str) -> ResponsesReply:
         """Return what writes the answer."""
         return ResponsesReply(model)
 
 
-class ResponsesReply:
+class ResponsesReply(door.Reply):
     """An answer as responses write it."""
 
     def __init__(self, model: str) -> None:
-        self.model, self.id, self.item = model, new_id("resp_"), new_id("msg_")
-        self.created, self.events, self.text = now(), 0, ""
+        super().__init__(model)
+        self.id, self.item = door.new_id("resp_"), door.new_id("msg_")
+        self.created, self.events = door.now(), 0
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
         """Return the answer at once."""
         usage = {
-            "input_tokens": answer.prompt_tokens,
+            **answer.counts,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": answer.new_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": answer.prompt_tokens + answer.new_tokens,
         }
@@ -128,7 +106,7 @@ class ResponsesReply:
 
     def _event(self, kind: str, **fields: Any) -> str:
         self.events += 1
-        return sse({"type": kind, "sequence_number": self.events - 1, **fields}, kind)
+        return door.event(kind, sequence_number=self.events - 1, **fields)
 
     def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
         about = {"id": self.item, "type": "message", "role": "assistant"}

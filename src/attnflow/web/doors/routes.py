@@ -12,19 +12,13 @@ from pydantic import ValidationError
 
 from attnflow.errors import AttnflowError, InputError, shorten
 from attnflow.explainers.questions import STOPS, cut_at_stop
-from attnflow.web.doors.anthropic_messages import MessagesReply, MessagesRequest
-from attnflow.web.doors.cohere_chat import CohereReply, CohereRequest
-from attnflow.web.doors.conversation import (
-    CitedAnswer,
-    Conversation,
-    answer_conversation,
-    fitted,
-    prompt_of,
-    sse,
-)
+from attnflow.web.doors import conversation as door
+from attnflow.web.doors.anthropic_messages import MessagesRequest
+from attnflow.web.doors.cohere_chat import CohereRequest
+from attnflow.web.doors.conversation import CitedAnswer, Conversation, DoorRequest, Reply
 from attnflow.web.doors.errors import error_body, error_response
-from attnflow.web.doors.openai_chat import ChatReply, ChatRequest
-from attnflow.web.doors.openai_responses import ResponsesReply, ResponsesRequest
+from attnflow.web.doors.openai_chat import ChatRequest
+from attnflow.web.doors.openai_responses import ResponsesRequest
 from attnflow.web.jobs import Job, QueueFullError
 from attnflow.web.models import OfferedModel
 
@@ -35,8 +29,6 @@ _PAUSE = 0.02  # seconds between two looks at a job
 _USUAL_TOKENS = 256  # of an answer, where the client does not say
 
 
-Reply = ChatReply | ResponsesReply | MessagesReply | CohereReply
-DoorRequest = ChatRequest | ResponsesRequest | MessagesRequest | CohereRequest
 DOORS: dict[str, type[DoorRequest]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
@@ -58,7 +50,7 @@ def add_doors(app: FastAPI, server: Server, write: Write | None = None) -> None:
     async def token_count(request: Request) -> Response:
         conversation = read_door(MessagesRequest, await request.body())
         model = offered(server, conversation.model).loaded
-        return JSONResponse({"input_tokens": len(prompt_of(model, conversation).ids)})
+        return JSONResponse({"input_tokens": len(door.prompt_of(model, conversation).ids)})
 
     @app.get("/v1/models")
     async def models() -> Any:
@@ -136,8 +128,8 @@ def submit(
     """Put an answer into the queue, or raise QueueFullError."""
 
     def work() -> CitedAnswer:
-        fitting = fitted(conversation, model.loaded, server.limits)
-        return answer_conversation(model.loaded, fitting, text)
+        fitting = door.fitted(conversation, model.loaded, server.limits)
+        return door.answer_conversation(model.loaded, fitting, text)
 
     return server.jobs.submit(work)
 
@@ -180,7 +172,7 @@ async def stream_job(
         for event in reply.closing(answer):
             yield event
     except AttnflowError as error:
-        yield sse(error_body(path, 500, str(error)), "error")
+        yield door.sse(error_body(path, 500, str(error)), "error")
     finally:  # also when the client has gone
         server.jobs.forget(job)
 
