@@ -18,7 +18,6 @@ from attnflow.errors import FileError, InputError, MethodError, TokensError
 from attnflow.errors.progress import Progress, listening
 from attnflow.evaluation import CompletionPrompt, Evaluation, Prompts
 from attnflow.evaluation.metrics import (
-    bootstrap_ratio,
     curve_steps,
     group_sums,
     linear_datamodeling_score,
@@ -261,15 +260,6 @@ def test_curves_go_from_nothing_to_everything() -> None:
     assert steps[1] == ((0,), (1, 2, 3))
 
 
-def test_a_ratio_of_means_has_an_interval() -> None:
-    rng = np.random.default_rng(0)
-    below = rng.uniform(1, 2, 50)
-    ratio, low, high = bootstrap_ratio(below * 0.5 + rng.normal(0, 0.1, 50), below)
-    assert low < ratio < high
-    assert abs(ratio - 0.5) < 0.05
-    assert np.isnan(bootstrap_ratio([np.nan], [1.0])[0])
-
-
 # --- prompts -------------------------------------------------------------------------------------
 
 
@@ -359,7 +349,6 @@ def test_every_method_is_held_against_the_same_ablations() -> None:
         assert (result.values(row, "deletion") > 0).all()
         assert np.isfinite(result.values(row, "first")).tolist() == [True, True, False]
     assert result.summary("leave-one-out", "lds").mean > result.summary("random", "lds").mean
-    assert result.share("leave-one-out", "leave-one-out", "drop")[0] == 1
     assert "any sentence" in {metric.name for metric in result.metrics}
     assert any("too few" in s or "wide" in s for s in result.verdict())
     assert "| leave-one-out |" in result.to_markdown()

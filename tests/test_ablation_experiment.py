@@ -24,7 +24,7 @@ from attnflow_experiments.ablation.data import (
     passages,
     questions,
 )
-from attnflow_experiments.ablation.experiment import AblationExperiment, prompts_of
+from attnflow_experiments.ablation.experiment import AblationExperiment, bootstrap_ratio, prompts_of
 
 # --- data ----------------------------------------------------------------------------------------
 
@@ -244,3 +244,12 @@ def test_an_experiment_is_a_value() -> None:
     options: Any = {"part": "held-out", "methods": ("raw",)}
     assert AblationExperiment(**options) == AblationExperiment(**options)
     assert AblationExperiment(**options).journal_name("text") == "ablation-text-held-out.jsonl"
+
+
+def test_a_ratio_of_means_has_an_interval() -> None:
+    rng = np.random.default_rng(0)
+    below = rng.uniform(1, 2, 50)
+    ratio, low, high = bootstrap_ratio(below * 0.5 + rng.normal(0, 0.1, 50), below)
+    assert low < ratio < high
+    assert abs(ratio - 0.5) < 0.05
+    assert np.isnan(bootstrap_ratio([np.nan], [1.0])[0])

@@ -71,7 +71,7 @@ def test_a_byte_that_is_no_utf8_is_told_with_its_place_and_the_way_out(tmp_path:
     for name in ("a.csv", "a.tsv", "a.txt", "a.jsonl"):
         path = tmp_path / name
         path.write_bytes('text\n"one"\n"caf\xe9"\n"last"\n'.encode("latin1"))
-        problems = [row for row in rows(path, strict=False) if row.problem is not None]
+        problems = [row for row in DataFile(path).rows() if row.problem is not None]
         with pytest.raises(FileError, match=r"byte 15 of it is 0xe9\. Save it as UTF-8.*iconv"):
             raise problems[-1].problem or AssertionError(name)
         assert problems[-1].line == 3
@@ -86,14 +86,14 @@ def test_a_row_that_cannot_be_used_does_not_stop_the_rest(tmp_path: Path) -> Non
     (tmp_path / "a.csv").write_text("text,label\none,1\ntwo\nthree,3\n", encoding="utf-8")
     (tmp_path / "a.jsonl").write_text('"one"\n{"text": \n"three"\n[4]\n', encoding="utf-8")
     for name, message in (("a.csv", "has 1 fields and the header 2"), ("a.jsonl", "is not JSON")):
-        found = list(rows(tmp_path / name, strict=False))
+        found = list(DataFile(tmp_path / name).rows())
         assert [row.values.get("text") for row in found[:3]] == ["one", None, "three"]
         assert message in str(found[1].problem)
         with pytest.raises(InputError, match=f"Line {found[1].line} .*{message}"):
             list(rows(tmp_path / name))
     (tmp_path / "open.csv").write_text('text\n"open\n', encoding="utf-8")
     with pytest.raises(InputError, match="no part of a table"):
-        list(rows(tmp_path / "open.csv", strict=False))
+        list(DataFile(tmp_path / "open.csv").rows())
     (tmp_path / "a.parquet").write_bytes(b"no")
     with pytest.raises(FileError, match="cannot be read as Parquet"):
         list(rows(tmp_path / "a.parquet"))

@@ -19,7 +19,7 @@ import torture_serving
 from attnflow.cli.app import _run
 from attnflow.errors.progress import tell
 from attnflow.tokens.documents import compose_prompt, named_documents
-from attnflow.web.doors import routes
+from attnflow.web.doors import conversation
 from attnflow.web.models import Access, Limits, OfferedModel
 from serving import JSON, Client, serving
 from test_doors_http import (
@@ -135,7 +135,7 @@ def test_a_client_that_goes_stops_its_work(
         finally:
             states.append("ended")
 
-    monkeypatch.setattr(routes, "answer_conversation", endless)
+    monkeypatch.setattr(conversation, "answer_conversation", endless)
     with serving([offer]) as server:
         body = json.dumps({**BODY, "stream": stream}).encode()
         head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -27,94 +27,67 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from attnflow._version import __version__
+from attnflow._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from attnflow.attribution import Attribution, Verdict
-    from attnflow.errors import AttnflowError
-    from attnflow.evaluation import evaluate
-    from attnflow.explainers.answers import Answer, ask, grounded
-    from attnflow.explainers.completions import generate
-    from attnflow.explainers.prompts import neutral_prompt
-    from attnflow.explainers.selection import select_passages
-    from attnflow.explainers.texts import explain
-    from attnflow.explainers.transcripts import Action, commanded_by, explain_transcript
-    from attnflow.graph import LayeredGraph
-    from attnflow.hosts.capture import capture
-    from attnflow.hosts.load import load
-    from attnflow.hosts.model import Model
-    from attnflow.methods import (
-        AblationRegression,
-        BalancedGradient,
-        Careful,
-        Flow,
-        GradientAttention,
-        GradientRollout,
-        LeaveOneOut,
-        Method,
-        Raw,
-        Rollout,
-        ShapleyFlow,
-    )
-    from attnflow.tokens import Tokens
-    from attnflow.trace import AttentionTrace, Prediction
+    from attnflow.attribution import Attribution as Attribution
+    from attnflow.attribution import Verdict as Verdict
+    from attnflow.errors import AttnflowError as AttnflowError
+    from attnflow.evaluation import evaluate as evaluate
+    from attnflow.explainers.answers import Answer as Answer
+    from attnflow.explainers.answers import ask as ask
+    from attnflow.explainers.answers import grounded as grounded
+    from attnflow.explainers.completions import generate as generate
+    from attnflow.explainers.prompts import neutral_prompt as neutral_prompt
+    from attnflow.explainers.selection import select_passages as select_passages
+    from attnflow.explainers.texts import explain as explain
+    from attnflow.explainers.transcripts import Action as Action
+    from attnflow.explainers.transcripts import commanded_by as commanded_by
+    from attnflow.explainers.transcripts import explain_transcript as explain_transcript
+    from attnflow.graph import LayeredGraph as LayeredGraph
+    from attnflow.hosts.capture import capture as capture
+    from attnflow.hosts.load import load as load
+    from attnflow.hosts.model import Model as Model
+    from attnflow.methods import AblationRegression as AblationRegression
+    from attnflow.methods import BalancedGradient as BalancedGradient
+    from attnflow.methods import Careful as Careful
+    from attnflow.methods import Flow as Flow
+    from attnflow.methods import GradientAttention as GradientAttention
+    from attnflow.methods import GradientRollout as GradientRollout
+    from attnflow.methods import LeaveOneOut as LeaveOneOut
+    from attnflow.methods import Method as Method
+    from attnflow.methods import Raw as Raw
+    from attnflow.methods import Rollout as Rollout
+    from attnflow.methods import ShapleyFlow as ShapleyFlow
+    from attnflow.tokens import Tokens as Tokens
+    from attnflow.trace import AttentionTrace as AttentionTrace
+    from attnflow.trace import Prediction as Prediction
 
-__all__ = [
-    "AttentionTrace",
-    "LayeredGraph",
-    "Attribution",
-    "Raw",
-    "Rollout",
-    "Flow",
-    "ShapleyFlow",
-    "BalancedGradient",
-    "GradientAttention",
-    "GradientRollout",
-    "LeaveOneOut",
-    "AblationRegression",
-    "Careful",
-    "Method",
-    "ask",
-    "Answer",
-    "grounded",
-    "select_passages",
-    "explain",
-    "explain_transcript",
-    "commanded_by",
-    "Action",
-    "generate",
-    "neutral_prompt",
-    "evaluate",
-    "load",
-    "Model",
-    "capture",
-    "Verdict",
-    "Tokens",
-    "Prediction",
-    "AttnflowError",
-    "__version__",
-]
-
-
-# Where each of them stands; those that are not named here are methods.
-_HOME = {
-    **dict.fromkeys(__all__, "methods"),
-    **dict.fromkeys(("AttentionTrace", "Prediction"), "trace"),
-    **dict.fromkeys(("Attribution", "Verdict"), "attribution"),
-    **dict.fromkeys(("ask", "Answer", "grounded"), "explainers.answers"),
-    **dict.fromkeys(("explain_transcript", "commanded_by", "Action"), "explainers.transcripts"),
-    "LayeredGraph": "graph",
-    "explain": "explainers.texts",
-    "generate": "explainers.completions",
-    "neutral_prompt": "explainers.prompts",
-    "select_passages": "explainers.selection",
-    "evaluate": "evaluation",
-    "load": "hosts.load",
-    "Model": "hosts.model",
-    "capture": "hosts.capture",
-    "Tokens": "tokens",
-    "AttnflowError": "errors",
+# The public names, by where they stand.
+_NAMES = {
+    "trace": ("AttentionTrace", "Prediction"),
+    "graph": ("LayeredGraph",),
+    "attribution": ("Attribution", "Verdict"),
+    "methods": (
+        *("Raw", "Rollout", "Flow", "ShapleyFlow", "BalancedGradient", "GradientAttention"),
+        *("GradientRollout", "LeaveOneOut", "AblationRegression", "Careful", "Method"),
+    ),
+    "explainers.answers": ("ask", "Answer", "grounded"),
+    "explainers.selection": ("select_passages",),
+    "explainers.texts": ("explain",),
+    "explainers.transcripts": ("explain_transcript", "commanded_by", "Action"),
+    "explainers.completions": ("generate",),
+    "explainers.prompts": ("neutral_prompt",),
+    "evaluation": ("evaluate",),
+    "hosts.load": ("load",),
+    "hosts.model": ("Model",),
+    "hosts.capture": ("capture",),
+    "tokens": ("Tokens",),
+    "errors": ("AttnflowError",),
 }
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
+if not TYPE_CHECKING:  # type checkers read the imports above
+    __all__ = [*_HOME, "__version__"]
 
 # Submodules that are reached by attribute, so that `import attnflow` is enough.
 _SUBMODULES = (
@@ -158,4 +131,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_SUBMODULES])
+    return sorted([*_HOME, "__version__", *_SUBMODULES])

@@ -65,7 +65,7 @@ _REASONS = {
 
 
 def provenance_stamp() -> dict[str, str]:
-    """What every result says about the code that made it.
+    """Return what every result says about the code that made it.
 
     >>> sorted(provenance_stamp())
     ['attnflow', 'numpy']
@@ -91,7 +91,7 @@ def write(path: PathLike, kind: str, header: Mapping[str, Any], arrays: Arrays) 
     else:
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         content = save(contiguous, metadata={"attnflow": _json_text(target, head)})
-    write_safely(target, lambda beside: _write_bytes(beside, content))
+    write_safely(target, lambda beside: beside.write_bytes(content))
 
 
 def read(path: PathLike, kind: str) -> tuple[dict[str, Any], Arrays]:
@@ -147,7 +147,7 @@ follows cannot be read (KeyError: 'values'). Save it again from the original.
 
 
 def check_dtypes(arrays: Mapping[str, NDArray[Any]], **allowed: tuple[str, ...]) -> None:
-    """That the arrays of a file have the dtypes that `save` writes; floats where none is named.
+    """Check that arrays of a file have the dtypes that `save` writes; floats where none is named.
 
     >>> check_dtypes({"values": np.zeros(2)}, saturated=("bool",))
     """
@@ -222,15 +222,11 @@ def write_text(path: PathLike, text: str) -> None:
     >>> folder.cleanup()
     """
     content = text.encode("utf-8", "replace")
-    write_safely(path, lambda beside: _write_bytes(beside, content))
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_safely(path, lambda beside: beside.write_bytes(content))
 
 
 def _check_place(target: Path) -> None:
-    """That the target is a file or nothing, and no folder or device, which must not be replaced."""
+    """Check that the target is a file or nothing: a folder or device must not be replaced."""
     if "\0" in str(target):
         raise FileError(f"Cannot write {shorten(str(target))}: a name cannot hold a zero byte.")
     try:
@@ -329,7 +325,7 @@ def _read_safetensors(source: Path) -> tuple[dict[str, Any], Arrays]:
 
 
 def _brief(error: BaseException) -> str:
-    """What an error of another library says, cut to a length that people read."""
+    """Return what an error of another library says, cut to a length that people read."""
     text = str(error)
     return text if len(text) <= 200 else f"{text[:200]}..."
 

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from attnflow import storage
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.pace import Pace
 from attnflow.data.documents import read_documents
@@ -98,11 +97,8 @@ def ask(
         writing.print_json(answer.to_dict())
     else:
         show_answer(answer, console, is_written="".join(pieces).strip() == answer.text.strip())
-    if output is not None and output.suffix == ".html":
-        storage.write_text(output, answer.to_html())
-        writing.tell_written(output)
-    elif output is not None:
-        writing.write_result(answer.result, output)
+    if output is not None:
+        writing.write_result(answer.result, output, page=answer.to_html)
 
 
 def show_answer(answer: Answer, console: Console, *, is_written: bool = False) -> None:

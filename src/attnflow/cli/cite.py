@@ -6,12 +6,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from attnflow import data, storage
+from attnflow import data
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.ask import show_answer
 from attnflow.cli.pace import Pace
@@ -20,10 +20,8 @@ from attnflow.errors import InputError, shorten
 from attnflow.methods import make_method
 from attnflow.show.progress import progress_bars
 
-if TYPE_CHECKING:
-    from attnflow.explainers.answers import Answer
-
 _ROLES = ("question", "answer", "documents")
+_PRINTED = ("question", "answer", "statements", "citations")
 
 
 @options.described
@@ -100,11 +98,9 @@ def cite(
         writing.print_json(result.to_dict())
     else:
         show_answer(result, Console(highlight=False))
-    if output is not None and output.suffix == ".html":
-        storage.write_text(output, result.to_html(title=question or "Answer"))
-        writing.tell_written(output)
-    elif output is not None:
-        writing.write_result(result.result, output)
+    if output is not None:
+        title = question or "Answer"
+        writing.write_result(result.result, output, page=lambda: result.to_html(title=title))
 
 
 def _cite_rows(rows: Path, model: str | None, reading: Mapping[str, Any]) -> None:
@@ -121,7 +117,8 @@ def _cite_rows(rows: Path, model: str | None, reading: Mapping[str, Any]) -> Non
         except InputError as error:
             writing.print_json({"row": number, "error": str(error)})
         else:
-            writing.print_json({"row": number, **_record(result)})
+            record = result.to_dict()  # without the values of single tokens
+            writing.print_json({"row": number, **{name: record[name] for name in _PRINTED}})
 
 
 def _read_rows(place: Path) -> Iterator[tuple[int, tuple[Any, Any, Any]]]:
@@ -132,9 +129,3 @@ def _read_rows(place: Path) -> Iterator[tuple[int, tuple[Any, Any, Any]]]:
                 f"has {', '.join(_ROLES[1:])} and, if it is known, question."
             )
         yield row.number, tuple(row.values.get(role) for role in _ROLES)  # type: ignore[misc]
-
-
-def _record(answer: Answer) -> dict[str, Any]:
-    """Return what a program needs of an answer: no values of single tokens."""
-    record = answer.to_dict()
-    return {name: record[name] for name in ("question", "answer", "statements", "citations")}

@@ -1,4 +1,4 @@
-"""What commands read: texts, documents and messages from files and standard input, photos by path,
+"""Inputs of commands: texts, documents and messages from files and standard input, photos by path,
 and the model, which must take what is given.
 """
 

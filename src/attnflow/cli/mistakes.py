@@ -1,4 +1,4 @@
-"""What the parser refuses, told in one sentence that names the fix."""
+"""Mistakes that the parser refuses, told in one sentence that names the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands write and print: files checked before the work, JSON that any terminal takes."""
+"""Outputs of commands: files checked before the work, JSON that any terminal takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from attnflow import storage
 from attnflow.attribution import Attribution
 from attnflow.attribution.carrying import Step
-from attnflow.errors import FileError, InputError
+from attnflow.errors import FileError, InputError, listing
 from attnflow.show import terminal
 from attnflow.show.sentences import answer_sentence, answer_subject
 
@@ -38,7 +38,7 @@ def check_output(output: Path | None, *, animated: bool = False, as_json: bool =
     if output.suffix not in allowed:
         raise InputError(
             f"--output {str(output)!r}: the ending decides the format and must be "
-            f"{', '.join(allowed[:-1])} or {allowed[-1]}."
+            f"{listing(allowed, 'or')}."
         )
     if not output.absolute().parent.is_dir():
         raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
@@ -118,14 +118,17 @@ def draw_result(result: Attribution, kind: Any = None) -> Figure | None:
 
 
 def write_result(
-    result: Attribution, output: Path, draw: Callable[[Attribution], Figure | None] = draw_result
+    result: Attribution,
+    output: Path,
+    draw: Callable[[Attribution], Figure | None] = draw_result,
+    page: Callable[[], str] | None = None,
 ) -> None:
-    """Write a result in the format its ending says; `draw` makes the figure of a picture."""
+    """Write a result in the format its ending says; `draw` makes its figure, `page` its page."""
     if output.suffix in PICTURES:
         write_figure(draw(result), output)
         return
     if output.suffix == ".html":
-        storage.write_text(output, result.to_html())
+        storage.write_text(output, (page or result.to_html)())
     else:
         result.save(output)
     tell_written(output)

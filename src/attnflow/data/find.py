@@ -27,12 +27,11 @@ USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def rows(data: Data, *, strict: bool = True) -> Iterator[Row]:
+def rows(data: Data) -> Iterator[Row]:
     """Yield the rows of files, folders and patterns, in order.
 
-    An image, or a folder of images, has a row for each, with its path in the column `image`.
-
-    strict: raise the problem of a row that cannot be used, instead of yielding it with the row.
+    An image, or a folder of images, has a row for each, with its path in the column `image`. The
+    problem of a row that cannot be used is raised; `DataFile.rows` yields it with the row.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "texts.tsv"
@@ -42,7 +41,7 @@ def rows(data: Data, *, strict: bool = True) -> Iterator[Row]:
     """
     for file in find_files(data):
         for row in file.rows():
-            if strict and row.problem is not None:
+            if row.problem is not None:
                 raise row.problem
             yield row
 

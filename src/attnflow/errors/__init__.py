@@ -29,7 +29,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 __all__ = [
@@ -80,6 +80,11 @@ def submodules(
 def percent(share: SupportsFloat, digits: int = 0) -> str:
     """Return a share between 0 and 1 as people read it, with a space before the sign."""
     return f"{100 * float(share):.{digits}f} %"
+
+
+def listing(words: Sequence[str], last: str = "and") -> str:
+    """Return words as a sentence lists them: a comma between, and "and" before the last."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 __getattr__ = submodules(__name__, ("progress",))

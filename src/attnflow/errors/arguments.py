@@ -19,7 +19,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
+from attnflow.errors import InputError, MethodError, did_you_mean, listing, shorten, whole_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -204,8 +204,7 @@ def _words(hint: Any) -> str:
         return _IN_WORDS[hint]
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        words = list(dict.fromkeys(_words(part) for part in parts))
-        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+        return listing(list(dict.fromkeys(_words(part) for part in parts)), "or")
     if origin is Literal:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is AbstractCallable or hint is AbstractCallable:

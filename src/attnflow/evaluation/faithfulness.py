@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import check_count, check_fields, checked_arguments, checked_seed
 from attnflow.evaluation import metrics
+from attnflow.evaluation.metrics import Floats, Positions
 from attnflow.evaluation.passes import Choices, Passes, Task, Text
 from attnflow.evaluation.records import RANDOM
 from attnflow.explainers.ablation import BlankToken, blank_positions, check_blank
@@ -26,9 +27,6 @@ __all__ = ["RANDOM", "Curves", "Faithfulness"]
 
 _MOST = 10_000  # random orders: more is a mistake
 _SHARE_STEPS = [round(share * metrics.STEPS) for share in metrics.SHARES]
-
-Floats = NDArray[np.float64]
-Positions = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,6 @@ __all__ = [
     "Summary",
     "area",
     "bootstrap_interval",
-    "bootstrap_ratio",
     "compare_paired",
     "comprehensiveness",
     "curve_steps",
@@ -261,7 +260,7 @@ class PairedDifference:
         return f"{self.difference:+.3f}, 95 % interval {interval}"
 
 
-def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Summary:
+def summarize(values: ArrayLike) -> Summary:
     """Return mean, standard deviation, interval, and how many were defined and not.
 
     >>> summarize([1.0, 3.0, float("nan")])
@@ -270,7 +269,7 @@ def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> 
     finite, undefined = _split(np.asarray(values, dtype=np.float64))
     if not len(finite):
         return Summary(_NAN, _NAN, _NAN, _NAN, 0, undefined)
-    low, high = bootstrap_interval(finite, confidence=confidence, seed=seed)
+    low, high = bootstrap_interval(finite)
     return Summary(float(finite.mean()), float(finite.std()), low, high, len(finite), undefined)
 
 
@@ -341,31 +340,6 @@ def _sign_flip(differences: Floats, rng: np.random.Generator) -> float:
         sums = differences.sum() - 2 * (flips @ differences)
         extreme += int((np.abs(sums) >= size).sum())
     return (1 + extreme) / (1 + _FLIPS)
-
-
-def bootstrap_ratio(
-    values: ArrayLike, others: ArrayLike, *, confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float, float]:
-    """Return mean(values) / mean(others) over the same examples, with its percentile interval.
-
-    The mean of ratios would be ruled by examples whose denominator is near zero. Examples where
-    either side is undefined are left out.
-
-    >>> bootstrap_ratio([1.0, 1.0], [2.0, 2.0])
-    (0.5, 0.5, 0.5)
-    """
-    pair = np.stack([np.asarray(values, float), np.asarray(others, float)])
-    pair = pair[:, np.isfinite(pair).all(axis=0)]
-    count = pair.shape[1]
-    if not count:
-        return (float("nan"),) * 3
-    draws = np.random.default_rng(seed).integers(count, size=(_DRAWS, count))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = pair[0][draws].mean(axis=1) / pair[1][draws].mean(axis=1)
-        ratio = float(pair[0].mean() / pair[1].mean())
-    tail = (1 - confidence) / 2 * 100
-    low, high = np.nanpercentile(ratios, [tail, 100 - tail])
-    return ratio, float(low), float(high)
 
 
 def _parts(draws: int, length: int) -> Sequence[int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from attnflow.errors import percent
+from attnflow.errors import listing, percent
 from attnflow.evaluation.metrics import Summary
 from attnflow.evaluation.records import RANDOM, or_none
 from attnflow.evaluation.results import Results
@@ -177,10 +177,6 @@ class Evaluation(Results):
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def _most_faithful(results: Results, ranked: Sequence[str]) -> list[str]:
     """Say which method is clearly better than every baseline, and how far it is ahead."""
     subject, count, metric = results.subject, len(results.used), results.subject.headline
@@ -189,7 +185,7 @@ def _most_faithful(results: Results, ranked: Sequence[str]) -> list[str]:
         for method in ranked
         if all(results.is_better(method, row, metric) for row in subject.baselines)
     ]
-    baselines = _join([_NAMES.get(row, row) for row in subject.baselines])
+    baselines = listing([_NAMES.get(row, row) for row in subject.baselines])
     if not clear and count < _FEW:
         return [f"{count} {subject.plural} are too few to tell any method from {baselines}."]
     if not clear:
@@ -207,7 +203,7 @@ def _most_faithful(results: Results, ranked: Sequence[str]) -> list[str]:
         more = f"prefer the cheapest, or add {subject.plural}"
         return [trust, f"All methods are within noise of each other: {more}."]
     if level:
-        return [trust, f"Its lead over {_join(level)} could be chance: do not choose by it."]
+        return [trust, f"Its lead over {listing(level)} could be chance: do not choose by it."]
     lead = results.compare(best, others[0], metric)
     return [trust, f"It is clearly ahead of the next, {others[0]}: by {lead.in_words()}."]
 
@@ -272,9 +268,9 @@ def _not_above_random(results: Results, ranked: Sequence[str]) -> Iterator[str]:
     worse = [method for method in ranked if results.is_better(RANDOM, method, metric)]
     level = [method for method in ranked if results.is_level(method, RANDOM, metric)]
     if worse:
-        yield f"Less faithful here than a random order: {_join(worse)}."
+        yield f"Less faithful here than a random order: {listing(worse)}."
     if level and len(level) < len(ranked):
-        yield f"Not clearly more faithful here than a random order: {_join(level)}."
+        yield f"Not clearly more faithful here than a random order: {listing(level)}."
 
 
 def _remarks(results: Results) -> Iterator[str]:
@@ -329,12 +325,12 @@ def _against_plain(results: Results) -> Iterator[str]:
     names = " and ".join(f"plain {name}" for name in plain)
     if both:
         yield (
-            f"{_join(both)} {'beat' if len(both) > 1 else 'beats'} {names} in both "
+            f"{listing(both)} {'beat' if len(both) > 1 else 'beats'} {names} in both "
             "comprehensiveness and sufficiency; the 95 % intervals of the differences exclude zero."
         )
     if together:
         yield (
-            f"{_join(together)} {'are' if len(together) > 1 else 'is'} clearly more faithful "
+            f"{listing(together)} {'are' if len(together) > 1 else 'is'} clearly more faithful "
             f"than {names} by comprehensiveness and sufficiency together, but not clearly by each "
             "of the two alone."
         )
@@ -351,7 +347,7 @@ def _agreement(results: Results, metric: str) -> str:
     ahead = f"{best} agrees best with {measure}: Spearman {mean.mean:.2f} "
     ahead += f"({mean.low:.2f} to {mean.high:.2f})"
     level = [method for method in ranked[1:] if results.is_level(best, method, metric)]
-    return f"{ahead}, {_join(level)} not clearly less." if level else f"{ahead}, clearly."
+    return f"{ahead}, {listing(level)} not clearly less." if level else f"{ahead}, clearly."
 
 
 def _limits(results: Results) -> Iterator[str]:
@@ -366,6 +362,6 @@ def _limits(results: Results) -> Iterator[str]:
     collapsed = [m for m in results.methods if results.collapse(m) >= _MOSTLY]
     if collapsed:
         yield (
-            f"Collapsed at the highest layer in most texts: {_join(collapsed)}. Such rows are "
+            f"Collapsed at the highest layer in most texts: {listing(collapsed)}. Such rows are "
             "nearly the same for every target."
         )

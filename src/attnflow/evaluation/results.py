@@ -1,4 +1,4 @@
-"""What an evaluation found: the records of its examples, summarized and compared row by row."""
+"""Findings of an evaluation: the records of its examples, summarized and compared row by row."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.errors import InputError
 from attnflow.errors.arguments import check_named
 from attnflow.evaluation.metrics import (
+    Floats,
     PairedDifference,
     Summary,
-    bootstrap_ratio,
     compare_paired,
     summarize,
 )
 from attnflow.evaluation.records import Record
 from attnflow.evaluation.subjects.base import FAITHFULNESS, Metric, Subject
 
-Floats = NDArray[np.float64]
 _LEVEL: Final = 0.05  # of the sign-flip test, divided by the number of methods
 
 
@@ -88,10 +86,6 @@ class Results:
             pair = self.values(row, metric), self.values(other, metric)
             self._comparisons[key] = compare_paired(*pair)
         return self._comparisons[key]
-
-    def share(self, row: str, other: str, metric: str) -> tuple[float, float, float]:
-        """Return the mean of a row as a share of another's, with its 95 % interval."""
-        return bootstrap_ratio(self.values(row, metric), self.values(other, metric))
 
     def rank_rows(self, rows: Sequence[str], metric: str) -> list[str]:
         """Return rows by their means, best first; those that are undefined come last."""

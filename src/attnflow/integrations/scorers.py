@@ -23,6 +23,7 @@ def mlflow_scorer(model: Any = None, *, name: str = "grounded") -> Any:
     """
     genai = optional_import("mlflow.genai", extra="mlflow", purpose="mlflow_scorer")
     entities = optional_import("mlflow.entities", extra="mlflow", purpose="mlflow_scorer")
+    source = entities.AssessmentSource(source_type="CODE", source_id="attnflow")
 
     @genai.scorer(name=name)
     def score(inputs: Any = None, outputs: Any = None, trace: Any = None) -> Any:
@@ -30,7 +31,7 @@ def mlflow_scorer(model: Any = None, *, name: str = "grounded") -> Any:
         documents = _retrieved(trace) or _first(fields, _DOCUMENTS)
         question = inputs if isinstance(inputs, str) else _first(fields, _QUESTIONS)
         value, reason = _score(model, question, _text(outputs), documents)
-        return entities.Feedback(name=name, value=value, rationale=reason, source=_source(entities))
+        return entities.Feedback(name=name, value=value, rationale=reason, source=source)
 
     return score
 
@@ -84,7 +85,3 @@ def _first(fields: Any, names: Sequence[str]) -> Any:
     if not isinstance(fields, Mapping):
         return fields
     return next((fields[name] for name in names if fields.get(name)), None)
-
-
-def _source(entities: Any) -> Any:
-    return entities.AssessmentSource(source_type="CODE", source_id="attnflow")

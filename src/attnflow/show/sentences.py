@@ -17,7 +17,7 @@ from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Verdict
 from attnflow.attribution.passages import statements_of
 from attnflow.attribution.patch_maps import patch_maps, region_of
 from attnflow.attribution.verdict import UNCHECKED
-from attnflow.errors import TokensError, percent
+from attnflow.errors import TokensError, listing, percent
 from attnflow.tokens import Tokens
 from attnflow.tokens.text import common_tokens, join, visible
 
@@ -103,7 +103,7 @@ class WordRow:
 
     def listing(self, order: Sequence[int]) -> str:
         """List words with their numbers."""
-        return _listing([f"“{self.names[n]}” ({self.number(self.values[n])})" for n in order])
+        return listing([f"“{self.names[n]}” ({self.number(self.values[n])})" for n in order])
 
 
 def word_row(result: Attribution, rows: Sequence[int] = (0,), *, layer: int = -1) -> WordRow:
@@ -190,10 +190,6 @@ def _groups(tokens: Tokens) -> list[list[int]]:
         return [[k] for k in range(len(tokens))]
 
 
-def _listing(phrases: Sequence[str]) -> str:
-    return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
-
-
 def result_lines(result: Attribution, *, most: int = 5) -> list[str]:
     """Say a result in sentences: the answer, what it rests on, and what its targets draw on.
 
@@ -259,7 +255,7 @@ def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = No
         share = float(words[index]) / total
         phrases.append((share, f"“{result.sources.text[index]}” ({percent(share)})"))
     strongest = sorted(phrases, key=lambda phrase: -phrase[0])[:k]
-    return f"“{name}” draws on {_listing([t for share, t in strongest if share >= _NO_NEWS])}."
+    return f"“{name}” draws on {listing([t for share, t in strongest if share >= _NO_NEWS])}."
 
 
 def image_sentences(result: Attribution) -> list[str]:

@@ -34,8 +34,8 @@ from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
 from attnflow.methods import Flow
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER, render
-from attnflow.web.doors.errors import error_response, is_door
-from attnflow.web.doors.routes import add_doors, door_error
+from attnflow.web.doors.errors import error_response
+from attnflow.web.doors.routes import add_doors, tell_error
 from attnflow.web.doors.upstream import add_upstream
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
@@ -158,8 +158,8 @@ def create_app(
     # No generated documentation pages: they load scripts from elsewhere.
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = server
-    app.add_exception_handler(AttnflowError, _sentence)
-    app.add_exception_handler(QueueFullError, _busy)
+    app.add_exception_handler(AttnflowError, tell_error)
+    app.add_exception_handler(QueueFullError, tell_error)
     app.add_exception_handler(Exception, _unforeseen)
     app.add_exception_handler(404, _missing)
     app.add_exception_handler(405, _missing)
@@ -278,18 +278,6 @@ def _job_answer(server: Server, job: Job | None, status: int = 200) -> Response:
 
 def _error(status: int, sentence: str) -> Response:
     return error_response("/api/", status, sentence)
-
-
-async def _sentence(request: Request, error: Exception) -> Response:
-    if is_door(request.url.path):
-        return await door_error(request, error)
-    return _error(422 if isinstance(error, InputError) else 500, str(error))
-
-
-async def _busy(request: Request, error: Exception) -> Response:
-    if is_door(request.url.path):
-        return await door_error(request, error)
-    return _error(503, str(error))
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What stands before every request: who may call, how much may be sent, how long it may take.
+"""The guard before every request: who may call, how much may be sent, how long it may take.
 
 uvicorn waits for the rest of half-sent headers for ever. A visitor who opens many such connections
 takes every file handle the process may have, and nobody else is answered: `DeadlineProtocol` gives

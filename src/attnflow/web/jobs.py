@@ -58,10 +58,6 @@ class Job:
         """Note what is being done; raise CancelledJobError when the job is no longer wanted."""
         self.stage, self.done, self.total, text = progress
         self.text += text
-        self.stop_if_unwanted()
-
-    def stop_if_unwanted(self) -> None:
-        """Raise CancelledJobError when the job is no longer wanted."""
         if self._unwanted.is_set():
             raise CancelledJobError
 
@@ -73,9 +69,11 @@ class Job:
 
     def run(self) -> None:
         """Do the work; whatever happens ends in a state and, if it failed, in a sentence."""
+        if self._unwanted.is_set():
+            self.state = "cancelled"
+            return
+        self.state = "running"
         try:
-            self.stop_if_unwanted()
-            self.state = "running"
             with warnings.catch_warnings(), listening(self.hear):
                 # The page shows a result's remarks beside it.
                 warnings.simplefilter("ignore", AttributionWarning)
@@ -126,7 +124,9 @@ class Jobs:
                     f"{self.limit} requests are waiting already. Try again in a little while."
                 )
             self._known[job.id] = job
-            self._forget()
+            ended = [j for j in self._known.values() if j.state in ("done", "failed", "cancelled")]
+            for old in ended[: max(0, len(self._known) - _REMEMBERED)]:
+                del self._known[old.id]
         self._queue.put(job)
         return job
 
@@ -167,11 +167,6 @@ class Jobs:
 
     def _waiting(self) -> list[Job]:
         return [job for job in self._known.values() if job.state == "waiting"]
-
-    def _forget(self) -> None:
-        ended = [j for j in self._known.values() if j.state in ("done", "failed", "cancelled")]
-        for job in ended[: max(0, len(self._known) - _REMEMBERED)]:
-            del self._known[job.id]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a server offers: models, those that ship and those named at its start, within limits.
+"""The offer of a server: models, those that ship and those named at its start, within limits.
 
 A visitor chooses one of these by its name and can reach no other.
 """

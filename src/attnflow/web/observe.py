@@ -1,4 +1,4 @@
-"""What an operator sees of a server: a line for each request, and numbers for Prometheus.
+"""The operator's view of a server: a line for each request, and numbers for Prometheus.
 
 Neither holds a word of a document, a question or an answer: addresses that are not the server's own
 are called "other".

@@ -1,4 +1,4 @@
-"""What a visitor may ask for: a pydantic model of each request, every refusal a sentence.
+"""Requests of the page's visitors: a pydantic model of each, every refusal a sentence.
 
 A request is read once, and carries itself out: it hands the model and what was sent to
 `explainers.comparison`, as `attnflow report` does. It decides nothing: which method is the default,

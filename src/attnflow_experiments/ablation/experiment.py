@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from attnflow.errors import FileError, InputError, did_you_mean
 from attnflow.errors.progress import relaying
 from attnflow.evaluation import CompletionPrompt, Evaluation, Prompts, evaluate
-from attnflow.evaluation.metrics import bootstrap_ratio, summarize
+from attnflow.evaluation.metrics import summarize
 from attnflow.evaluation.subjects.prompts import LEAVE_ONE_DOCUMENT_OUT
 from attnflow.evaluation.subjects.rankings import named_rankings
 from attnflow.evaluation.table import Cell, Table
@@ -119,6 +120,29 @@ def _cell(evaluation: Evaluation, row: str, name: str) -> Cell:
         values = evaluation.values(row, "document")
         return Cell.of_share(summarize(values[_agreed(evaluation)]))
     return Cell.of_share(evaluation.summary(row, name))
+
+
+def bootstrap_ratio(values: ArrayLike, others: ArrayLike) -> tuple[float, float, float]:
+    """Return mean(values) / mean(others) over the same examples, with its percentile interval.
+
+    The mean of ratios would be ruled by examples whose denominator is near zero. Examples where
+    either side is undefined are left out.
+
+    >>> bootstrap_ratio([1.0, 1.0], [2.0, 2.0])
+    (0.5, 0.5, 0.5)
+    """
+    pair = np.stack([np.asarray(values, float), np.asarray(others, float)])
+    pair = pair[:, np.isfinite(pair).all(axis=0)]
+    count = pair.shape[1]
+    if not count:
+        return (math.nan,) * 3
+    draws = np.random.default_rng(0).integers(count, size=(2_000, count))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = pair[0][draws].mean(axis=1) / pair[1][draws].mean(axis=1)
+        ratio = float(pair[0].mean() / pair[1].mean())
+    tail = (1 - 0.95) / 2 * 100
+    low, high = np.nanpercentile(ratios, [tail, 100 - tail])
+    return ratio, float(low), float(high)
 
 
 def _agreed(evaluation: Evaluation) -> NDArray[np.bool_]:

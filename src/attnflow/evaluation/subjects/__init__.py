@@ -1,4 +1,4 @@
-"""What can be evaluated: texts that a model reads, prompts that it continues, and images."""
+"""Subjects of an evaluation: texts that a model reads, prompts that it continues, and images."""
 
 from __future__ import annotations
 

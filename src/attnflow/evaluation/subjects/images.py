@@ -18,7 +18,7 @@ from attnflow.attribution.patch_maps import grids_of, patch_maps
 from attnflow.errors import InputError, ModelError, optional_import
 from attnflow.errors.arguments import check_named
 from attnflow.evaluation.faithfulness import Curves
-from attnflow.evaluation.metrics import STEPS, curve_steps
+from attnflow.evaluation.metrics import STEPS, Floats, curve_steps
 from attnflow.evaluation.records import RANDOM, Record
 from attnflow.evaluation.subjects import base
 from attnflow.evaluation.subjects.base import RANDOM_ORDERS, Metric, MetricGroup
@@ -34,7 +34,6 @@ from attnflow.hosts.vision_language.towers import image_prompt, towers_of
 from attnflow.hosts.vision_language.views import pictures_of
 from attnflow.tokens import Grid
 
-Floats = NDArray[np.float64]
 Cover = tuple[Floats, NDArray[np.bool_]]
 Patches = tuple[int, ...]
 CENTRE: Final = "centre"
@@ -291,7 +290,7 @@ class PatchAblation:
         """The number of patches."""
         return self.grid.rows * self.grid.columns
 
-    def probabilities(self, hidden: Sequence[Patches]) -> NDArray[np.float64]:
+    def probabilities(self, hidden: Sequence[Patches]) -> Floats:
         """Return the probability of the answer without each of these sets of patches, in order."""
         missing = [patches for patches in dict.fromkeys(hidden) if patches not in self._known]
         for start in range(0, len(missing), self.batch_size):
@@ -301,13 +300,13 @@ class PatchAblation:
                 self._known[patches] = float(each.probabilities()[self.choice])
         return np.array([self._known[patches] for patches in hidden])
 
-    def curves(self, values: NDArray[np.float64]) -> Curves:
+    def curves(self, values: Floats) -> Curves:
         """Return deletion and insertion by a value for each patch; ties in reading order."""
         steps = curve_steps(np.argsort(-values.ravel(), kind="stable").tolist())
         deleted, inserted = (self.probabilities(sets) for sets in zip(*steps, strict=True))
         return Curves(np.array([self.probability]), deleted[None], inserted[None])
 
-    def leave_one_out(self) -> NDArray[np.float64]:
+    def leave_one_out(self) -> Floats:
         """Return what the answer loses without each patch alone, (rows, columns)."""
         without = self.probabilities([(k,) for k in range(self.count)])
         return (self.probability - without).reshape(self.grid.rows, self.grid.columns)

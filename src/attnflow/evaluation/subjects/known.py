@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.errors import InputError
-from attnflow.evaluation.metrics import group_sums, rank_of
+from attnflow.evaluation.metrics import Floats, group_sums, rank_of
 from attnflow.evaluation.subjects.examples import CompletionPrompt
 from attnflow.explainers.sources import Sources
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan, tokens_in
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError
 from attnflow.errors.arguments import check_count, check_fields
 from attnflow.evaluation.faithfulness import run_curves
-from attnflow.evaluation.metrics import area, linear_datamodeling_score, rank_of
+from attnflow.evaluation.metrics import Floats, area, linear_datamodeling_score, rank_of
 from attnflow.evaluation.records import RANDOM, Record
 from attnflow.evaluation.subjects import base
 from attnflow.evaluation.subjects.base import LeftOutError, Metric, MetricGroup
@@ -34,7 +34,6 @@ from attnflow.methods import LeaveOneOut
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.tokens.units import Level
 
-Floats = NDArray[np.float64]
 Rows = dict[str, dict[str, float]]
 LEAVE_ONE_DOCUMENT_OUT: Final = "leave-one-document-out"
 """The row that says whether hiding each document in turn points to the true one."""

@@ -1,4 +1,4 @@
-"""What is held against ablations: methods by name, rerun methods, or a function of your own."""
+"""Rankings held against ablations: methods by name, rerun methods, or a function of your own."""
 
 from __future__ import annotations
 

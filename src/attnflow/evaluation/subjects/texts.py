@@ -12,14 +12,13 @@ from time import perf_counter
 from typing import Any, ClassVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.errors import InputError, ModelError, shorten
 from attnflow.errors.arguments import check_count, check_named
 from attnflow.errors.progress import patiently
 from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
-from attnflow.evaluation.metrics import kendall, spearman
+from attnflow.evaluation.metrics import Floats, kendall, spearman
 from attnflow.evaluation.passes import Passes
 from attnflow.evaluation.records import RANDOM, Record
 from attnflow.evaluation.subjects import base
@@ -28,8 +27,6 @@ from attnflow.evaluation.subjects.examples import LabelledText, read_texts
 from attnflow.explainers.ablation import BlankToken
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.methods import Flow, Requirements, trace_methods
-
-Floats = NDArray[np.float64]
 
 FAITHFUL = (
     Metric("comprehensiveness", "compr. ↑"),

@@ -1,4 +1,4 @@
-"""What all figures share: matplotlib when it is needed, colours, and tokens as labels.
+"""Parts that all figures share: matplotlib when it is needed, colours, and tokens as labels.
 
 Tokens are anybody's text. They are drawn as they are, never read as mathematics (`$x$`), shortened
 when they are long, and thinned out when there is no room for all of them at a readable size.
@@ -73,12 +73,10 @@ def new_axes(width: float, height: float) -> Axes:
     return new_panels(size)[1][0, 0]
 
 
-def save_figure(
-    figure: Figure, path: str | PathLike[str], *, dots_per_inch: float = 160, close: bool = True
-) -> None:
+def save_figure(figure: Figure, path: str | PathLike[str]) -> None:
     """Write a figure in the format of the file's ending, whole or not at all.
 
-    `close` ends pyplot's hold of it; the figure itself can still be drawn and written.
+    Pyplot's hold of it ends; the figure itself can still be drawn and written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,13 +87,12 @@ def save_figure(
     try:
         # Drawn in memory first: a writer of PDF that runs out of disk hides why it failed.
         image = io.BytesIO()
-        figure.savefig(image, format=Path(path).suffix.lstrip(".") or None, dpi=dots_per_inch)
+        figure.savefig(image, format=Path(path).suffix.lstrip(".") or None, dpi=160)
         storage.write_safely(path, lambda file: file.write_bytes(image.getvalue()))
     except ValueError as error:  # matplotlib: a format it does not know
         raise FileError(f"Cannot write {str(path)!r}: {error}.") from error
     finally:
-        if close:
-            pyplot().close(figure)
+        pyplot().close(figure)
 
 
 def bare(axes: Axes) -> Axes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,14 +21,6 @@ from attnflow.trace import Prediction
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
 _BARS = 15  # sources a bar chart names; the map beside it has all of them

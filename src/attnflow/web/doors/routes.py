@@ -16,7 +16,7 @@ from attnflow.web.doors import conversation as door
 from attnflow.web.doors.anthropic_messages import MessagesRequest
 from attnflow.web.doors.cohere_chat import CohereRequest
 from attnflow.web.doors.conversation import CitedAnswer, Conversation, DoorRequest, Reply
-from attnflow.web.doors.errors import error_body, error_response
+from attnflow.web.doors.errors import error_body, error_response, is_door
 from attnflow.web.doors.openai_chat import ChatRequest
 from attnflow.web.doors.openai_responses import ResponsesRequest
 from attnflow.web.jobs import Job, QueueFullError
@@ -190,11 +190,13 @@ def before_stops(text: str, stops: Sequence[str]) -> str:
     return text[: len(text) - max(begun, default=0)]
 
 
-async def door_error(request: Request, error: Exception) -> Response:
-    """Tell an error in the form of the API that was called."""
-    status = 400 if isinstance(error, InputError) else 500
+async def tell_error(request: Request, error: Exception) -> Response:
+    """Tell an error in the form of the API that was called, and with its status."""
+    path, status = request.url.path, 500
     if isinstance(error, UnknownModelError):
         status = 404
-    if isinstance(error, QueueFullError):
-        status = 429
-    return error_response(request.url.path, status, str(error))
+    elif isinstance(error, InputError):
+        status = 400 if is_door(path) else 422
+    elif isinstance(error, QueueFullError):
+        status = 429 if is_door(path) else 503
+    return error_response(path, status, str(error))
