@@ -182,11 +182,10 @@ def _address(metadata: Mapping[str, Any]) -> str | None:
 
 def _about(answer: CitedAnswer) -> dict[str, Any]:
     """Return what a message says beside its content."""
-    counts = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.new_tokens}
     return {
         "response_metadata": {
             "finish_reason": finish_reason(answer),
             **(_STANDARD if answer.documents else {}),
         },
-        "usage_metadata": {**counts, "total_tokens": sum(counts.values())},
+        "usage_metadata": {**answer.counts, "total_tokens": sum(answer.counts.values())},
     }

@@ -23,34 +23,17 @@ class Message(door.Lenient):
     content: Blocks
 
 
-class MessagesRequest(door.DoorRequest):
-    """A request of a client to /v1/messages."""
-
-    messages: list[Message] = Field(min_length=1, max_length=door.MOST_MESSAGES)
-    system: Blocks | None = None
-    max_tokens: int = Field(default=1024, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=1)
-
-    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
-        """Yield the system's message and those of the conversation."""
-        yield "system", _read(self.system, documents)
-        for message in self.messages:
-            yield message.role, _read(message.content, documents)
-
-    def reply(self, model: str) -> MessagesReply:
-        """Return what writes the answer."""
-        return MessagesReply(model)
-
-
 class MessagesReply(door.Reply):
     """An answer as messages write it: a block for each statement; streamed, one block, whose
     citations follow its text.
     """
 
-    def __init__(self, model: str) -> None:
-        super().__init__(model)
-        self.about = {"id": door.new_id("msg_"), "type": "message", "role": "assistant"}
-        self.about |= {"model": model}
+    prefix = "msg_"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The fields that every message has."""
+        return {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
         """Return the answer at once."""
@@ -85,6 +68,22 @@ class MessagesReply(door.Reply):
         cited = {"citations": answer.records}
         yield event("message_delta", delta=_stop(answer), usage=answer.counts, attnflow=cited)
         yield event("message_stop")
+
+
+class MessagesRequest(door.DoorRequest):
+    """A request of a client to /v1/messages."""
+
+    form = MessagesReply
+    messages: list[Message] = Field(min_length=1, max_length=door.MOST_MESSAGES)
+    system: Blocks | None = None
+    max_tokens: int = Field(default=1024, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=1)
+
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the system's message and those of the conversation."""
+        yield "system", _read(self.system, documents)
+        for message in self.messages:
+            yield message.role, _read(message.content, documents)
 
 
 def _read(content: door.Content, documents: list[SentDocument]) -> str:

@@ -15,30 +15,8 @@ from attnflow.web.doors.conversation import CitedAnswer, SentDocument, event
 _TEXTS = ("text", "snippet", "content")  # where documents have their words
 
 
-class CohereRequest(door.DoorRequest):
-    """A request of a client to /v2/chat."""
-
-    messages: list[door.Message] = Field(min_length=1, max_length=door.MOST_MESSAGES)
-    documents: door.Documents
-    top_p: float | None = Field(default=None, gt=0, le=1, validation_alias="p")
-
-    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
-        """Yield the messages; documents that tools gave follow those beside the messages."""
-        documents += [_document(each, k) for k, each in enumerate(self.documents)]
-        for each in self.messages:
-            yield each.role, _read(each.content, documents) or each.calls
-
-    def reply(self, model: str) -> CohereReply:
-        """Return what writes the answer."""
-        return CohereReply(model)
-
-
 class CohereReply(door.Reply):
     """An answer as Cohere's chat writes it."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__(model)
-        self.id = door.new_id("")
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
         """Return the answer at once."""
@@ -70,6 +48,21 @@ class CohereReply(door.Reply):
             yield event("citation-end", index=number)
         yield event("message-end", id=self.id, delta=_finish(answer), attnflow=answer.records)
         yield door.sse("[DONE]")
+
+
+class CohereRequest(door.DoorRequest):
+    """A request of a client to /v2/chat."""
+
+    form = CohereReply
+    messages: list[door.Message] = Field(min_length=1, max_length=door.MOST_MESSAGES)
+    documents: door.Documents
+    top_p: float | None = Field(default=None, gt=0, le=1, validation_alias="p")
+
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the messages; documents that tools gave follow those beside the messages."""
+        documents += [_document(each, k) for k, each in enumerate(self.documents)]
+        for each in self.messages:
+            yield each.role, _read(each.content, documents) or each.calls
 
 
 def _document(entry: str | Mapping[str, Any], number: int) -> SentDocument:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from jinja2 import TemplateError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -109,8 +109,11 @@ class CitedAnswer:
 class Reply(ABC):
     """An answer in the form of one API, at once or as the events of a stream."""
 
+    prefix: ClassVar[str] = ""  # of its id
+
     def __init__(self, model: str) -> None:
-        self.model = model
+        self.model, self.created = model, int(time())
+        self.id = new_id(self.prefix)
 
     @abstractmethod
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
@@ -132,6 +135,7 @@ class Reply(ABC):
 class DoorRequest(Lenient, ABC):
     """A request to any door: how the answer is written; each API adds what it is about."""
 
+    form: ClassVar[type[Reply]]
     model: str = ""
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -144,9 +148,9 @@ class DoorRequest(Lenient, ABC):
     def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
         """Yield the role and the text of each message; documents are added to `documents`."""
 
-    @abstractmethod
     def reply(self, model: str) -> Reply:
         """Return what writes the answer."""
+        return self.form(model)
 
     def conversation(self, usual_tokens: int) -> Conversation:
         """Return it as every door understands it; one in which no user says anything is refused."""
@@ -281,11 +285,6 @@ def event(kind: str, **fields: Any) -> str:
 def new_id(prefix: str) -> str:
     """Return a name that no other answer has."""
     return f"{prefix}{secrets.token_hex(12)}"
-
-
-def now() -> int:
-    """Return the time in seconds, as these APIs tell it."""
-    return int(time())
 
 
 def fitted(conversation: Conversation, model: Model, limits: Limits) -> Conversation:

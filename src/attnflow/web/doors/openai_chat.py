@@ -45,9 +45,11 @@ class ChatRequest(door.DoorRequest):
 class ChatReply(door.Reply):
     """An answer as chat completions write it; streamed, the text first and citations last."""
 
+    prefix = "chatcmpl-"
+
     def __init__(self, model: str, counts_tokens: bool = False) -> None:
         super().__init__(model)
-        self.about = {"id": door.new_id("chatcmpl-"), "created": door.now(), "model": model}
+        self.about = {"id": self.id, "created": self.created, "model": model}
         self.counts_tokens = counts_tokens
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:

@@ -21,37 +21,14 @@ class Item(door.Lenient):
     output: door.Content = None
 
 
-class ResponsesRequest(door.DoorRequest):
-    """A request of a client to /v1/responses."""
-
-    input: str | list[Item] = Field(max_length=10_000_000)
-    instructions: str | None = None
-    documents: door.Documents
-    max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
-
-    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
-        """Yield the instructions and the messages; files in these follow the documents."""
-        documents += sent_documents(self.documents)
-        files: list[SentDocument] = []
-        items = [Item(content=self.input)] if isinstance(self.input, str) else self.input
-        yield "system", self.instructions or ""
-        for item in items[: door.MOST_MESSAGES]:
-            role = "tool" if item.type.endswith("_output") else item.role
-            yield role, read_content(item.content or item.output, files)
-        documents += files
-
-    def reply(self, model: str) -> ResponsesReply:
-        """Return what writes the answer."""
-        return ResponsesReply(model)
-
-
 class ResponsesReply(door.Reply):
     """An answer as responses write it."""
 
+    prefix = "resp_"
+
     def __init__(self, model: str) -> None:
         super().__init__(model)
-        self.id, self.item = door.new_id("resp_"), door.new_id("msg_")
-        self.created, self.events = door.now(), 0
+        self.item, self.events = door.new_id("msg_"), 0
 
     def whole(self, answer: CitedAnswer) -> dict[str, Any]:
         """Return the answer at once."""
@@ -118,6 +95,27 @@ class ResponsesReply(door.Reply):
             **{"status": status, "model": self.model, "output": output, "error": None},
             **{"parallel_tool_calls": False, "tool_choice": "none", "tools": []},
         }
+
+
+class ResponsesRequest(door.DoorRequest):
+    """A request of a client to /v1/responses."""
+
+    form = ResponsesReply
+    input: str | list[Item] = Field(max_length=10_000_000)
+    instructions: str | None = None
+    documents: door.Documents
+    max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
+
+    def turns(self, documents: list[SentDocument]) -> Iterator[tuple[str, str]]:
+        """Yield the instructions and the messages; files in these follow the documents."""
+        documents += sent_documents(self.documents)
+        files: list[SentDocument] = []
+        items = [Item(content=self.input)] if isinstance(self.input, str) else self.input
+        yield "system", self.instructions or ""
+        for item in items[: door.MOST_MESSAGES]:
+            role = "tool" if item.type.endswith("_output") else item.role
+            yield role, read_content(item.content or item.output, files)
+        documents += files
 
 
 def _part(answer: CitedAnswer) -> dict[str, Any]:
