@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attnflow
 from attnflow.evaluation import CompletionPrompt
-from attnflow.evaluation.subjects.known import is_answered
+from attnflow.evaluation.subjects.rankings import is_answered
 from attnflow.hosts.load import as_model, quiet_hosts
 from attnflow_experiments.ablation.data import PARTS, questions
 

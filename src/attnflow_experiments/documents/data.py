@@ -19,7 +19,7 @@ from typing import Any
 
 from attnflow.data import rows
 from attnflow.errors import InputError
-from attnflow.evaluation.subjects.known import is_answered
+from attnflow.evaluation.subjects.rankings import is_answered
 from attnflow_experiments.ablation.data import PARTS, Part, part_of
 
 _FILE = Path(__file__).with_name("ordinary.json")

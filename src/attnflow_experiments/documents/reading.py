@@ -17,7 +17,7 @@ from attnflow.attribution.passages import (
     rank_passages,
     statements_of,
 )
-from attnflow.evaluation.subjects.known import is_answered
+from attnflow.evaluation.subjects.rankings import is_answered
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.answers import explains_statements, statement_slices
 from attnflow.explainers.completions import mark_documents, read_completion

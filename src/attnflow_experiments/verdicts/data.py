@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from attnflow.data import rows
 from attnflow.errors import InputError
-from attnflow.evaluation.subjects.known import is_answered
+from attnflow.evaluation.subjects.rankings import is_answered
 from attnflow_experiments.ablation.data import Part, part_of
 from attnflow_experiments.documents.data import SourcedQuestion, ordinary_questions
 

@@ -15,11 +15,10 @@ from attnflow.errors.arguments import check_count, check_fields
 from attnflow.evaluation.faithfulness import run_curves
 from attnflow.evaluation.metrics import Floats, area, linear_datamodeling_score, rank_of
 from attnflow.evaluation.records import RANDOM, Record
-from attnflow.evaluation.subjects import base
+from attnflow.evaluation.subjects import base, rankings
 from attnflow.evaluation.subjects.base import LeftOutError, Metric, MetricGroup
 from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
-from attnflow.evaluation.subjects.known import PromptText, TrueSources, is_answered, known_hits
-from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
+from attnflow.evaluation.subjects.rankings import CompletionCase, PromptText, TrueSources
 from attnflow.explainers.ablation import ablate, log_odds
 from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.prompts import Prompt, PromptBatch, as_chat, encode_prompts
@@ -119,7 +118,7 @@ class Prompts(base.Subject):
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
     ) -> PromptJudge:
         """Return what judges prompts; what a model cannot be explained by is left out."""
-        rankings = named_rankings(
+        named = rankings.named_rankings(
             DEFAULT_RANKINGS if methods is None else methods, by=self.by, score=self.score
         )
         loaded = as_model(model, default="smollm2")
@@ -132,7 +131,7 @@ class Prompts(base.Subject):
         return PromptJudge(
             subject=replace(self, documents=documents),
             model=loaded,
-            methods={**rankings, **named_rankings([RANDOM])},
+            methods={**named, **rankings.named_rankings([RANDOM])},
             seed=seed,
         )
 
@@ -234,7 +233,7 @@ class PromptJudge(base.Judge):
         if not completion:
             raise LeftOutError(f"The model wrote nothing before {stop!r}.", answer)
         expected, is_cut_off = prompt.expected, len(completion) == most
-        if expected is not None and not is_answered(expected, answer, cut_off=is_cut_off):
+        if expected is not None and not rankings.is_answered(expected, answer, cut_off=is_cut_off):
             raise LeftOutError(f"The model wrote {answer!r} and not {expected!r}.", answer)
         return completion, answer
 
@@ -294,7 +293,7 @@ class PromptJudge(base.Judge):
         self, case: CompletionCase, scores: Mapping[str, Floats], places: TrueSources
     ) -> Rows:
         rows = {
-            name: known_hits(values, case.sources, places, top=self.subject.top)
+            name: rankings.known_hits(values, case.sources, places, top=self.subject.top)
             for name, values in scores.items()
         }
         if self.subject.documents and "document" in case.sources.groups:
