@@ -13,7 +13,7 @@ from rich.console import Console
 from attnflow import AttentionTrace, Attribution, Rollout, Tokens
 from attnflow.cli.app import _run
 from attnflow.show import terminal
-from attnflow.show.static_html import shade
+from attnflow.show.page import shade
 from attnflow.testing import random_attention
 from attnflow.tokens.patches import Grid, patch_names
 

@@ -29,8 +29,7 @@ from attnflow.attribution import Verdict
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
 from attnflow.show.packing import png
-from attnflow.show.page import SCRIPTS, VIEWER_FOLDER, embedded_json, page
-from attnflow.show.static_html import answer_html
+from attnflow.show.page import SCRIPTS, VIEWER_FOLDER, answer_html, embedded_json, page
 from attnflow.show.view import results_of, unpack_values, view
 from attnflow.testing import random_attention, random_trace
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names

@@ -240,9 +240,9 @@ class Attribution:
         return "\n".join(result_lines(self))
 
     def _repr_html_(self) -> str:
-        from attnflow.show import static_html
+        from attnflow.show.page import result_html
 
-        return static_html.result_html(self)
+        return result_html(self)
 
     def plot(
         self,

@@ -104,9 +104,8 @@ def _serve_here(
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
     from attnflow.web.app import guarded_app
-    from attnflow.web.guard import server_settings
+    from attnflow.web.guard import log_requests, server_settings
     from attnflow.web.models import embedded_models, named_models
-    from attnflow.web.observe import log_requests
 
     log_requests()
     with listening:

@@ -166,7 +166,7 @@ class Answer:
         return self.result.viewer(title=self.question, height=height)
 
     def _repr_html_(self) -> str:
-        from attnflow.show.static_html import answer_html, share_lines
+        from attnflow.show.page import answer_html, share_lines
 
         lines = [*share_lines(self.statements), *map(str, self.omissions)]
         return answer_html(self.result, question=self.question, lines=lines)

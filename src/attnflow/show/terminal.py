@@ -21,8 +21,8 @@ from rich.text import Text
 from attnflow.attribution import Attribution, Verdict
 from attnflow.attribution.patch_maps import contrast, patch_maps
 from attnflow.graph import Cut
+from attnflow.show.page import shade
 from attnflow.show.sentences import place_of, sentence_of, short_number
-from attnflow.show.static_html import shade
 from attnflow.tokens.text import common_tokens
 
 MOST_LAYERS = 12

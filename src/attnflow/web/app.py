@@ -37,10 +37,9 @@ from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER, render
 from attnflow.web.doors.errors import error_response
 from attnflow.web.doors.routes import add_doors, tell_error
 from attnflow.web.doors.upstream import add_upstream
-from attnflow.web.guard import Guard
+from attnflow.web.guard import METRICS, Guard, Metrics, Observer
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
 from attnflow.web.models import Access, Limits, OfferedModel
-from attnflow.web.observe import METRICS, Metrics, Observer
 from attnflow.web.requests import (
     DEFAULT,
     REQUESTS,

@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 from attnflow.corpus.ray_engine import start_ray
 from attnflow.errors import InputError, ModelError, optional_import, shorten
 from attnflow.web.app import guarded_app
+from attnflow.web.guard import log_requests
 from attnflow.web.models import Access, Limits, embedded_models, named_models
-from attnflow.web.observe import log_requests
 
 _NAME = "attnflow"
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}  # the replicas log their requests
