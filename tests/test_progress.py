@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from attnflow.cli.pace import Pace, tell_seconds
+from attnflow.cli.writing import Pace, tell_seconds
 from attnflow.errors.progress import Progress, listening, tell
 from attnflow.explainers.questions import _hear_first_line
 from attnflow.hosts.restore import at_rest
@@ -25,7 +25,7 @@ def test_the_time_is_told_at_once_from_the_last_run(
 ) -> None:
     monkeypatch.setenv("ATTNFLOW_CACHE", str(tmp_path))
     modules = {name: module for name, module in sys.modules.items() if name != "torch"}
-    monkeypatch.setattr("attnflow.cli.pace.sys.modules", modules)
+    monkeypatch.setattr("attnflow.cli.writing.sys.modules", modules)
     (tmp_path / "pace.json").write_text(json.dumps({"m": [5, 0.1]}), encoding="utf-8")
     with Pace("m", "word" * 100, 50):
         pass

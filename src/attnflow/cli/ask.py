@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from attnflow.cli import inputs, options, writing
-from attnflow.cli.pace import Pace
 from attnflow.data.documents import read_documents
 from attnflow.methods import make_method
 from attnflow.show.progress import progress_bars
@@ -63,7 +62,7 @@ def ask(
     texts = read_documents([*(files or []), *(documents or [])])
     writing.check_output(output)
     words = " ".join([question, *(document.text for document in texts)])
-    pace = Pace(model or "smollm2", words, max_new_tokens)
+    pace = writing.Pace(model or "smollm2", words, max_new_tokens)
     options.prepare_models()
     from attnflow.explainers.answers import ask as run
     from attnflow.explainers.selection import select_passages

@@ -14,7 +14,6 @@ from rich.console import Console
 from attnflow import data
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.ask import show_answer
-from attnflow.cli.pace import Pace
 from attnflow.data.documents import ENDINGS, STANDARD_INPUT, read_document, read_documents
 from attnflow.errors import InputError, shorten
 from attnflow.methods import make_method
@@ -87,7 +86,9 @@ def cite(
     texts = read_documents(documents or [], answer)
     text = read_document(answer).text
     writing.check_output(output, as_json=as_json)
-    pace = Pace(model or "smollm2", " ".join([text, *(document.text for document in texts)]))
+    pace = writing.Pace(
+        model or "smollm2", " ".join([text, *(document.text for document in texts)])
+    )
     options.prepare_models()
     from attnflow.explainers.answers import ask
 

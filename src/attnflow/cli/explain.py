@@ -13,7 +13,6 @@ from rich.text import Text
 
 from attnflow.attribution import Attribution
 from attnflow.cli import inputs, options, writing
-from attnflow.cli.pace import Pace
 from attnflow.cli.photos import explain_photos
 from attnflow.cli.trace import explain_transcripts
 from attnflow.errors import InputError, did_you_mean
@@ -103,7 +102,7 @@ def explain(
     writing.check_output(output, animated=True, as_json=as_json)
     inputs.check_images(images)
     _check_figure(figure, output, explainer, cut, level, request, as_json)
-    pace = Pace(model or "verb-number", text)
+    pace = writing.Pace(model or "verb-number", text)
     options.prepare_models()
     loaded = inputs.load_for_text(model)
     if cut is not None or figure == "graph":

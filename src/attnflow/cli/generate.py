@@ -13,7 +13,6 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.carrying import paths_of
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, statements_of
 from attnflow.cli import inputs, options, writing
-from attnflow.cli.pace import Pace
 from attnflow.errors import InputError
 from attnflow.methods import make_method
 from attnflow.show import terminal
@@ -109,7 +108,7 @@ def generate(
     writing.check_output(output)
     inputs.check_images(images)
     new_tokens = max_new_tokens if completion is None else 0
-    pace = Pace(model or "smollm2", shown_prompt + (completion or ""), new_tokens)
+    pace = writing.Pace(model or "smollm2", shown_prompt + (completion or ""), new_tokens)
     options.prepare_models()
     from attnflow.explainers.completions import generate as run
 

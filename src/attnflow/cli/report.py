@@ -9,7 +9,6 @@ import typer
 
 from attnflow import storage
 from attnflow.cli import inputs, options, writing
-from attnflow.cli.pace import Pace
 from attnflow.errors import InputError
 from attnflow.methods import make_method
 from attnflow.show.page import page
@@ -53,7 +52,7 @@ def report(
         text = inputs.read_text(text, words)
     method_list = [make_method(name) for name in methods or []]
     name = model or ("verb-number" if prompt is None else "smollm2")
-    pace = Pace(name, text or prompt or "", max_new_tokens if prompt is not None else 0)
+    pace = writing.Pace(name, text or prompt or "", max_new_tokens if prompt is not None else 0)
     options.prepare_models()
     from attnflow.explainers.comparison import compare, compare_completions
 
