@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -102,4 +103,4 @@ def module_name(path: Path) -> str:
 
 
 def _has_list(path: Path) -> bool:
-    return "\n__all__" in path.read_text(encoding="utf-8")
+    return re.search(r"^ *__all__ =", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
