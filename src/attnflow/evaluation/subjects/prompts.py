@@ -118,7 +118,7 @@ class Prompts(base.Subject):
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
     ) -> PromptJudge:
         """Return what judges prompts; what a model cannot be explained by is left out."""
-        named = rankings.named_rankings(
+        by_label = rankings.named_rankings(
             DEFAULT_RANKINGS if methods is None else methods, by=self.by, score=self.score
         )
         loaded = as_model(model, default="smollm2")
@@ -131,7 +131,7 @@ class Prompts(base.Subject):
         return PromptJudge(
             subject=replace(self, documents=documents),
             model=loaded,
-            methods={**named, **rankings.named_rankings([RANDOM])},
+            methods={**by_label, **rankings.named_rankings([RANDOM])},
             seed=seed,
         )
 
