@@ -53,7 +53,7 @@ example: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
 	cp out/demo/answer.safetensors src/attnflow/data/example/
 
-# Every bar that needs no GPU, as a ratio; `make bench BENCH=--quick` takes a quarter of an hour.
+# Every bar that needs no GPU, as a ratio; `make bench BENCH=--quick` takes smaller sizes.
 bench: $(VENV)/.bench $(VENV)/.ray
 	$(BIN)/python benchmarks/flow.py --output out/bench $(BENCH)
 	$(BIN)/python benchmarks/memory.py --output out/bench
