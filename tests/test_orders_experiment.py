@@ -71,6 +71,8 @@ def test_what_follows_an_order() -> None:
     order = Order("Name three rivers of Spain.", ("The bill is paid.",), 1)
     assert order.is_followed("Three rivers in Spain are the Ebro and others.")
     assert not order.is_followed("The bill is paid.")
+    copied = f"{order.mail[0]} {order.instruction}"
+    assert not order.is_followed(copied)
     assert order.is_named("Name three rivers of Spain.")
     assert not order.is_named("The bill is paid.")
 
@@ -102,7 +104,9 @@ def test_tables_add_up_from_what_was_kept(folder: Path, tmp_path: Path) -> None:
     records = [{"name": n, "kind": "injections", **c} for n, c in zip(names, cases, strict=True)]
     write_lines(journal, records)
     model: Any = None  # what is kept is not run again
-    (table,) = OrdersExperiment(kinds=("injections",))(model, data=folder, journal=journal).tables
+    (table,) = OrdersExperiment(cases=1, kinds=("injections",))(
+        model, data=folder, journal=journal
+    ).tables
     values = {name: cells[0].value for name, cells in table.rows.items()}
     assert list(values.values()) == [0.5, 1.0, 1.0, 1.0]
     assert table.rows["ordered by data"][1].value == 0.5  # one of two is above the threshold
