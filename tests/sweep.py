@@ -31,9 +31,9 @@ import attnflow
 import tiny
 from attnflow.errors import AttnflowError, UnsupportedModelError
 from attnflow.hosts.balanced import balanced
-from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.load import as_model
 from attnflow.hosts.restore import undone
+from attnflow.hosts.scores import InputLeaves
 from attnflow.methods import BalancedGradient, GradientAttention
 
 Array = NDArray[Any]

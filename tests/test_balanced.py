@@ -18,8 +18,8 @@ import attnflow
 from attnflow import BalancedGradient, GradientAttention, capture
 from attnflow.errors import MatrixError, MethodError, UnsupportedModelError
 from attnflow.hosts.balanced import BalancedRules, balanced
-from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import undone
+from attnflow.hosts.scores import InputLeaves
 from attnflow.testing import tiny_decoder, tiny_encoder, tiny_vision_model
 
 SHAPE = (3, 4)

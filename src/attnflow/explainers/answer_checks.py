@@ -16,13 +16,12 @@ from attnflow.attribution import Attribution, Verdict
 from attnflow.attribution.patch_maps import patch_maps, region_of
 from attnflow.errors import ModelError, TokensError
 from attnflow.explainers.answer_rows import ALL_POSITIONS, as_one, pooled_row
-from attnflow.explainers.pixels import cover_patches, filling_of
 from attnflow.explainers.request import Completion
 from attnflow.explainers.sources import Sources
 from attnflow.explainers.verdicts import judge_sources, strongest_words
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.capture import batch_of
-from attnflow.hosts.images import image_of
+from attnflow.hosts.images import cover_patches, filling_of, image_of
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.vision_language.towers import after_prompt

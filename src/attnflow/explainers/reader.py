@@ -172,17 +172,20 @@ class Reader:
         count = len(completion.ids)
         sink = rows.sink(example, count)
         values, elsewhere = method.without_sink(*rows.of(example, count, self.sources), sink)
-        dtype = str(self.module.dtype).removeprefix("torch.")
         likely = rows.log_probs[example, :count].tolist()
-        frame = self._frame(completion, dtype, {"sink": sink, LOG_PROBS: likely})
+        frame = self._frame(completion, notes={"sink": sink, LOG_PROBS: likely})
         result = Attribution(values, rows.layers, method=method, elsewhere=elsewhere, **frame)
         return self._joined(result, completion)
 
     def _frame(
-        self, completion: Completion, dtype: str, notes: Mapping[str, Any] | None = None
+        self,
+        completion: Completion,
+        dtype: str | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the axes of a result, and what it says of the model and the text."""
         prompt, ids = completion.prompt.ids, completion.ids
+        dtype = dtype or str(self.module.dtype).removeprefix("torch.")
         about = {**provenance_of(self.module, dtype), **self.about(prompt, ids)}
         return {
             "targets": self.names_after(prompt, resolve_targets(self.tokens(ids), None)),
@@ -201,9 +204,8 @@ class Reader:
         text = torch.tensor([[*prompt, *ids]], device=self.module.device)
         members = self._members(text[:, : len(prompt)], [0])[0].double().cpu().numpy()
         values = carried_shares(self.module, text, len(prompt), members, method)[None]
-        dtype = str(self.module.dtype).removeprefix("torch.")
         names = self._spans(prompt)
-        frame = self._frame(completion, dtype)
+        frame = self._frame(completion)
         frame["sources"] = Tokens(tuple(names), tuple(k[0] for k in names.values()))
         frame["steps"] = (f"spans({', '.join(map(repr, names))})", "carried()")
         layers = (int(self.model.adapter.expected_layers(self.module) or 0),)

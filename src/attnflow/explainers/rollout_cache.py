@@ -26,6 +26,7 @@ from attnflow.errors import CaptureError, MethodError
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer
 from attnflow.methods.matrices import ATTENTION
 from attnflow.methods.mixing import Heads
+from attnflow.methods.products import head_shares
 from attnflow.methods.rollout import UNIFORM_BASELINE, Rollout, uniform_rollout
 from attnflow.trace import ROW_TOLERANCE
 
@@ -237,9 +238,7 @@ class RolloutCache(AttentionObserver):
         columns are sums, each of them is one, whatever the padding.
         """
         first, padding = self.prompt - 1, self.padding[example]
-        layers = [layer for layer in self._layers.values() if layer.number in self.layers]
-        rows = torch.stack([layer.rows[example, first : first + count] for layer in layers])
-        values = rows.double().cpu().numpy()
+        values = self._values(example, list(range(first, first + count)))
         if self.rollout.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(padding, count)
         begin = padding if self._members is None else 0
@@ -250,10 +249,13 @@ class RolloutCache(AttentionObserver):
         first, padding = self.prompt - 1, self.padding[example]
         own = list(range(first, first + count))
         others = [padding + k for k in spread(first + count - padding)]
-        layers = [layer for layer in self._layers.values() if layer.number in self.layers]
-        rows = torch.stack([layer.rows[example, [*own, *others]] for layer in layers])
-        values = rows.double().cpu().numpy()
+        values = self._values(example, [*own, *others])
         return dependence_of(values[:, :count], values[:, count:], own, others)
+
+    def _values(self, example: int, positions: list[int]) -> NDArray[np.float64]:
+        layers = [layer for layer in self._layers.values() if layer.number in self.layers]
+        rows = torch.stack([layer.rows[example, positions] for layer in layers])
+        return rows.double().cpu().numpy()
 
     def _uniform(self, padding: int, count: int) -> NDArray[np.float64]:
         """The rollout of uniform causal attention, its generated columns pooled like ours."""
@@ -302,22 +304,12 @@ def _visible(weights: Tensor, total: int, last: int) -> tuple[int, Tensor]:
 def _mixed(weights: Tensor, heads: Heads) -> Tensor:
     """Heads as `mix_heads` mixes them, on the model's device, in float32."""
     weights = weights.float()
-    if isinstance(heads, tuple):
-        if len(heads) != weights.shape[1]:
-            raise MethodError(
-                f"heads has {len(heads)} weights for {weights.shape[1]} heads; pass one for each."
-            )
-        share = torch.tensor(heads, device=weights.device) / sum(heads)
-        return torch.einsum("h,bhqk->bqk", share, weights)
-    if isinstance(heads, int):
-        if heads >= weights.shape[1]:
-            raise MethodError(
-                f"There is no head {heads}; this model has {weights.shape[1]}, numbered from 0."
-            )
-        return weights[:, heads].clone()  # it will be changed, and this is the host's memory
     mean = weights.mean(dim=1)
     if heads == "mean":
         return mean
+    shares = head_shares(heads, weights.shape[1])
+    if shares is not None:
+        return torch.einsum("h,bhqk->bqk", weights.new_tensor(shares), weights)
     extreme = weights.amax(dim=1) if heads == "max" else weights.amin(dim=1)
     total = extreme.sum(dim=-1, keepdim=True)
     mass = mean.sum(dim=-1, keepdim=True)

@@ -313,12 +313,9 @@ def device_of(model: nn.Module) -> torch.device:
     """
     hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
     single = (one for hook in hooks if hook is not None for one in getattr(hook, "hooks", (hook,)))
-    device = next((one.execution_device for one in single if _runs_somewhere(one)), None)
+    devices = (getattr(one, "execution_device", None) for one in single)
+    device = next((each for each in devices if each is not None), None)
     if device is not None:
         return torch.device(device)
     places = (parameter.device for parameter in model.parameters())
     return next((place for place in places if place.type != "meta"), torch.device("cpu"))
-
-
-def _runs_somewhere(hook: Any) -> bool:
-    return getattr(hook, "execution_device", None) is not None

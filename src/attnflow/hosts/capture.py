@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from attnflow.hosts.factored import (
 )
 from attnflow.hosts.forward_pass import ForwardPass, check_layers, check_size
 from attnflow.hosts.images import image_of
-from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
@@ -32,6 +31,7 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import at_rest, ordinary, undone
 from attnflow.hosts.scores import (
     Choice,
+    InputLeaves,
     Scores,
     TokenAt,
     answers_for_each,
@@ -65,28 +65,11 @@ _ROWS = (GRADIENT_ATTENTION, BALANCED_ROWS)
 _FAIR = (BALANCED, BALANCED_ROWS)
 
 
-class _Options(TypedDict, total=False):
-    methods: Sequence[Method]
-    heads: Heads | None
-    record: Sequence[str]
-    answer: Choice
-    contrast: int | str | None
-    position: int | None
-    form: Form
-    decoder_text: str | Sequence[str] | None
-
-
 @overload
-def capture(
-    model: ModelLike, inputs: Several, **options: Unpack[_Options]
-) -> list[AttentionTrace]: ...
-
-
+def capture(model: ModelLike, inputs: Several, **options: Any) -> list[AttentionTrace]: ...
 @overload
-def capture(model: ModelLike, inputs: OneInput, **options: Unpack[_Options]) -> AttentionTrace: ...
-
-
-@checked_arguments
+def capture(model: ModelLike, inputs: OneInput, **options: Any) -> AttentionTrace: ...
+@checked_arguments  # type: ignore[misc]  # the options of the overloads are those named here
 def capture(
     model: ModelLike,
     inputs: OneInput | Several,
@@ -220,18 +203,18 @@ class _Request:
         beside = (
             (None, None) if self.record == (BALANCED,) else (self.contrast, self.phrases or None)
         )
-        special = (self.position, *beside)
-        return (
-            self.needs_matrix
-            or bool(self.measurements)
-            or len(self.gradients) > 1
-            or any(one is not None for one in special)
-        )
+        special = any(one is not None for one in (self.position, *beside))
+        return special or self.needs_matrix or bool(self.measurements) or len(self.gradients) > 1
 
     def read(self, scores: Sequence[Scores | None], model: nn.Module) -> Sequence[Scores | None]:
         """Return the scores where they are asked for: at a position, or of a phrase."""
         if self.position is not None:
-            scores = [_scores_at(one, self.position, model) for one in scores]
+            if None in scores:
+                raise InputError(
+                    f"position={self.position!r} says where the answer is read, and "
+                    f"{type(model).__name__} gives none for this input."
+                )
+            scores = [one.at(self.position) for one in scores if one is not None]
         if self.phrases:
             scores = [phrase_scores(one, self.phrases[0], model) for one in scores]
         return scores
@@ -325,31 +308,44 @@ def _read_weights(
 
 
 def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
-    """One forward pass whose weights are kept and, for gradients, one backward pass.
+    """Return the traces of weights; balanced gradients have a pass of their own beside plain ones.
 
     Gradient attention is read off the gradients of all weights, unless the adapter gives every
-    position's own. Balanced gradients have a pass of their own beside plain ones.
+    position's own.
+    """
+    two_towers = reads_images(model.module, batch.inputs)
+    apart = not (two_towers or request.phrases)
+    by_rows = apart and model.adapter.supports_row_gradients(model.module)
+    of_rows = tuple(name for name in request.gradients if by_rows and name in _ROWS)
+    rest = tuple(name for name in request.gradients if name not in of_rows)
+    fair = tuple(name for name in rest if name in _FAIR)
+    if not fair or fair == rest:
+        return _run_pass(model, batch, request, rest, of_rows)
+    others = tuple(name for name in request.record if name not in fair)
+    plain = tuple(name for name in rest if name not in fair)
+    pairs = zip(
+        _run_pass(model, batch, replace(request, record=others), plain, of_rows),
+        _run_pass(model, batch, replace(request, record=fair, heads=None), fair, ()),
+        strict=True,
+    )
+    return [
+        replace(
+            a, measured={**a.measured, **b.measured}, provenance={**b.provenance, **a.provenance}
+        )
+        for a, b in pairs
+    ]
+
+
+def _run_pass(
+    model: Model, batch: Batch, request: _Request, rest: tuple[str, ...], of_rows: tuple[str, ...]
+) -> list[AttentionTrace]:
+    """Run one forward pass whose weights are kept and, for gradients, one backward pass.
+
+    rest: what is read off the gradients of all weights. of_rows: what the adapter gives row by row.
     """
     module, adapter = model.module, model.adapter
     two_towers = reads_images(module, batch.inputs)
-    by_rows = not (two_towers or request.phrases) and adapter.supports_row_gradients(module)
-    of_rows = tuple(name for name in request.gradients if name in _ROWS) if by_rows else ()
-    rest = tuple(name for name in request.gradients if name not in of_rows)
-    plain = tuple(name for name in rest if name not in _FAIR)
-    if plain and plain != rest:
-        fair = replace(request, record=tuple(name for name in rest if name in _FAIR), heads=None)
-        record = tuple(name for name in request.record if name not in fair.record)
-        passes = (replace(request, record=record), fair)
-        pairs = zip(*(_weight_traces(model, batch, one) for one in passes), strict=True)
-        return [
-            replace(
-                a,
-                measured={**a.measured, **b.measured},
-                provenance={**b.provenance, **a.provenance},
-            )
-            for a, b in pairs
-        ]
-    differentiates, is_fair = bool(rest), bool(rest) and not plain
+    differentiates, is_fair = bool(rest), bool(rest) and set(rest) <= set(_FAIR)
     _refuse_unmeasured(model, request.measurements)
     heads: Heads | None = "mean" if two_towers else None  # those of gradients
     recorder = Recorder(
@@ -420,15 +416,6 @@ def _fair_leaves(model: Model, batch: Batch, two_towers: bool) -> InputLeaves:
             "reads an image; 'gradient-attention' explains it."
         )
     return InputLeaves()
-
-
-def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores:
-    if scores is None:
-        raise InputError(
-            f"position={position!r} says where the answer is read, and {type(model).__name__} "
-            "gives none for this input."
-        )
-    return scores.at(position)
 
 
 def _refuse_unmeasured(model: Model, record: Sequence[str]) -> None:

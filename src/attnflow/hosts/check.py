@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import AttnflowError, CaptureError, ModelError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
+from attnflow.hosts.blocks import ROUNDING, distance
 from attnflow.hosts.capture import batch_of, capture
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
@@ -24,8 +25,6 @@ from attnflow.hosts.recorder import UNIFORM, Recorder
 from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
-# Two correct ways to compute one attention differ by rounding, amplified by the layers above.
-_APART = {"float64": 1e-6, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 _DISTURBED = 1e-6  # a change this small (relative) is no change
 
 
@@ -78,8 +77,8 @@ def _same_output(model: Model, batch: Batch, trace: AttentionTrace) -> Check:
     run = model.adapter.run
     plain = _output(model, batch)
     watched = _output(model, batch, lambda module, inputs: run(module, inputs, Recorder("mean")))
-    apart = _distance(plain, watched)
-    allowed = _APART.get(str(trace.provenance["dtype"]), 1e-3)
+    apart = distance(plain, watched)
+    allowed = ROUNDING.get(str(trace.provenance["dtype"]), 1e-3)
     detail = f"relative difference {apart:.1e}, allowed {allowed:.0e}"
     return Check("the output is the same without capture", apart <= allowed, detail)
 
@@ -90,7 +89,7 @@ def _used(model: Model, batch: Batch) -> Check:
         disturbed = _output(model, batch, lambda module, inputs: run(module, inputs, UNIFORM))
     except (CaptureError, UnsupportedModelError) as error:
         return Check(name, None, str(error))
-    apart = _distance(_output(model, batch), disturbed)
+    apart = distance(_output(model, batch), disturbed)
     return Check(name, apart > _DISTURBED, f"uniform attention moves the output by {apart:.1e}")
 
 
@@ -106,12 +105,6 @@ def _output(model: Model, batch: Batch, run: Callable[..., Any] | None = None) -
     if isinstance(outputs, (tuple, list)) and isinstance(outputs[0], Tensor):
         return outputs[0].float()
     raise ModelError(f"The model's output, {type(outputs).__name__}, holds no tensor to compare.")
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    """The largest difference, as a share of the outputs' spread."""
-    spread = float(one.std()) or 1.0
-    return float((one - other).abs().max()) / spread
 
 
 def model_state(model: nn.Module) -> list[Any]:

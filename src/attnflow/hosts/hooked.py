@@ -24,11 +24,10 @@ from attnflow.hosts.adapter import (
     device_of,
     on_device,
 )
-from attnflow.hosts.blocks import BLOCK_MEASURES, Parts
+from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, measured
 from attnflow.hosts.inputs import REFUSED, kept_positions, name_patches, refuse_by_name
 from attnflow.hosts.recorder import Intervention, RecordedLayer, Recorder, Session
 from attnflow.hosts.restore import Changes, exclusive
-from attnflow.hosts.value_zeroing import measured
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import MEASURES

@@ -12,23 +12,26 @@ import base64
 import io
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from attnflow.errors import FileError, InputError, ModelError, optional_import, shorten
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.tokens import Grid
 from attnflow.tokens.patches import is_picture
 
 if TYPE_CHECKING:
     from PIL import Image
+
 
 MOST_PIXELS = 120_000_000
 """Larger images are refused: they would take more than a third of a GB once unpacked."""
@@ -328,3 +331,34 @@ def _pixel_values(processor: Any, photo: Photo) -> Tensor:
             f"{type(processor).__name__} gave {', '.join(map(repr, output)) or 'nothing'}."
         )
     return pixels if pixels.ndim == 4 else pixels[None]
+
+
+Hiding = Literal["mean", "blur", "zero"]
+_BLURRED = 4  # patches that a blurred pixel is the mean of, along each side
+
+
+def filling_of(pixels: Tensor, grid: Grid, by: Hiding = "mean") -> Tensor:
+    """Return what takes a patch's place: the image's mean colour, the image much blurred, or zero,
+    the middle of the range that the model was trained on.
+    """
+    if by == "zero":
+        return torch.zeros_like(pixels)
+    if by == "mean":
+        return pixels.mean(dim=(-2, -1), keepdim=True).expand_as(pixels)
+    height, width = pixels.shape[-2:]
+    sides = (max(1, grid.rows // _BLURRED), max(1, grid.columns // _BLURRED))
+    small = functional.adaptive_avg_pool2d(pixels.float(), sides)
+    blurred = functional.interpolate(small, (height, width), mode="bilinear", align_corners=False)
+    return blurred.to(pixels.dtype)
+
+
+def cover_patches(pixels: Tensor, grid: Grid, patches: Collection[int], filling: Tensor) -> Tensor:
+    """Return the pixels (..., height, width) with patches filled; what no patch covers stays."""
+    height, width = pixels.shape[-2:]
+    mask = torch.zeros(grid.rows * grid.columns, dtype=torch.bool, device=pixels.device)
+    mask[list(patches)] = True
+    mask = mask.reshape(grid.rows, grid.columns)
+    mask = mask.repeat_interleave(height // grid.rows, 0)
+    mask = mask.repeat_interleave(width // grid.columns, 1)
+    mask = functional.pad(mask, (0, width - mask.shape[1], 0, height - mask.shape[0]))
+    return torch.where(mask, filling, pixels)

@@ -270,25 +270,30 @@ _PROCESSORS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 def own_processor(model: nn.Module) -> Any:
     """Return the image processor that was saved beside the model's weights; loaded once."""
-    if model in _PROCESSORS:
-        return _PROCESSORS[model]
+    if model not in _PROCESSORS:
+        # Pillow's: the same pixels whether or not torchvision is installed.
+        processor = saved_processor(model, "AutoImageProcessor", "Images", backend="pil")
+        _PROCESSORS[model] = processor
+    return _PROCESSORS[model]
+
+
+def saved_processor(model: nn.Module, kind: str, purpose: str, **options: Any) -> Any:
+    """Return the processor that was saved beside the model's weights, by its class."""
+    import transformers
+
     name = str(getattr(getattr(model, "config", None), "name_or_path", ""))
-    hint = "pass one: processor=..., for example AutoImageProcessor.from_pretrained(...)."
+    hint = f"pass one: processor=..., for example {kind}.from_pretrained(...)."
     if not name:
         raise ModelError(
-            f"This {type(model).__name__} was not loaded from a folder or a name, so there is no "
-            f"image processor beside it; {hint}"
+            f"{purpose} need the model's processor. This {type(model).__name__} was not loaded "
+            f"from a folder or a name, so there is no image processor beside it; {hint}"
         )
-    from transformers import AutoImageProcessor
-
     try:
-        # Pillow's: the same pixels whether or not torchvision is installed.
-        processor = AutoImageProcessor.from_pretrained(name, backend="pil")
+        return getattr(transformers, kind).from_pretrained(name, **options)
     # The library raises many unrelated types where a processor is missing; all mean the same here.
     except Exception as error:
         raise ModelError(
-            f"The model {shorten(name)} has no image processor that can be loaded "
-            f"({type(error).__name__}: {str(error)[:200]}). Images need one beside the weights "
+            f"The model {shorten(name)} has no processor that can be loaded "
+            f"({type(error).__name__}: {str(error)[:200]}). {purpose} need one beside the weights "
             f"(preprocessor_config.json); or {hint}"
         ) from error
-    return _PROCESSORS.setdefault(model, processor)

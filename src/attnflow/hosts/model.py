@@ -21,6 +21,7 @@ from torch import nn
 
 from attnflow.errors import ModelError, TokensError, UnsupportedModelError, shorten
 from attnflow.hosts.adapter import Adapter, ModelFacts
+from attnflow.hosts.inputs import saved_processor
 
 __all__ = ["Model"]
 
@@ -82,22 +83,7 @@ def processor_of(model: nn.Module, processor: Any = None) -> Any:
             f"processor={shorten(processor)} prepares no text and images together; pass "
             "processor=AutoProcessor.from_pretrained(...)."
         )
-    config: Any = model.config
-    name = getattr(config, "name_or_path", "")
-    if not name:
-        raise TokensError(
-            "Text and images need the model's processor: pass "
-            "processor=AutoProcessor.from_pretrained(...), or the model's name or path."
-        )
-    from transformers import AutoProcessor
-
-    try:
-        return AutoProcessor.from_pretrained(name)
-    except Exception as error:  # the library raises many unrelated types
-        raise ModelError(
-            f"The processor of {shorten(name)} could not be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:300] if str(error) else ''}). Pass processor=..."
-        ) from error
+    return saved_processor(model, "AutoProcessor", "Text and images")
 
 
 @cache

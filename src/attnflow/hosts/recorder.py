@@ -167,8 +167,6 @@ class Recorder(AttentionObserver):
         weights: Tensor,
         *,
         stage: Stage = "self",
-        number: int | None = None,
-        sink: bool = False,
         in_graph: Tensor | None = None,
     ) -> None:
         """Keep one layer; `in_graph` is the tensor the model used, if `weights` is a copy of it."""
@@ -176,7 +174,7 @@ class Recorder(AttentionObserver):
         rows = self.room(reduced.shape)
         rows[:] = reduced
         parts = (weights if in_graph is None else in_graph,) if self.wants_gradients else ()
-        self.layers.append(LayerWeights(rows, stage, number, sink, parts))
+        self.layers.append(LayerWeights(rows, stage, in_graph=parts))
 
 
 Positions = Sequence[Iterable[int]]

@@ -21,17 +21,10 @@ def _log2_scores(products, scale2, cap2, CAPPED: tl.constexpr):
 
 @triton.jit
 def _visible(
-    queries,
-    keys,
-    n,
-    before,
-    after,
-    hidden,
-    BEFORE: tl.constexpr,
-    AFTER: tl.constexpr,
-    HIDDEN: tl.constexpr,
-):
-    """Which of these keys these queries see; both broadcast against each other."""
+    queries, keys, n, before, after, hidden,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, HIDDEN: tl.constexpr,
+):  # fmt: skip
+    """Tell which of these keys these queries see; both broadcast against each other."""
     visible = (keys < n) & (queries < n)
     if BEFORE:
         visible = visible & (keys >= queries - before)
@@ -52,6 +45,32 @@ def _tile(base, positions, width, stride_n, stride_d, n, D: tl.constexpr, CHECKE
             places, mask=(positions[:, None] < n) & (columns[None, :] < width), other=0.0
         )
     return tl.load(places)
+
+
+@triton.jit
+def _reach(first, n, back, on, STAYS: tl.constexpr, STEP: tl.constexpr, BACK: tl.constexpr,
+           ON: tl.constexpr):  # fmt: skip
+    """Where the tiles begin and end that pass a tile of STAYS positions, as far as a band reaches.
+
+    back, on: how far it reaches before and after a position; BACK, ON: whether it ends there.
+    """
+    begin = tl.maximum(0, first - back) // STEP * STEP if BACK else first * 0
+    end = tl.minimum(n, first + STAYS + on) if ON else n
+    return begin, end
+
+
+@triton.jit
+def _free(first, begin, end, n, back, on, STAYS: tl.constexpr, STEP: tl.constexpr,
+          BACK: tl.constexpr, ON: tl.constexpr, HIDDEN: tl.constexpr):  # fmt: skip
+    """Which of these tiles see, or are seen by, every position that stays: they need no mask."""
+    free, bound = begin, n // STEP * STEP
+    if BACK:
+        free = tl.minimum(end, tl.cdiv(tl.maximum(0, first + STAYS - 1 - back), STEP) * STEP)
+    if ON:
+        bound = tl.minimum(bound, (first + on + 1) // STEP * STEP)
+    if HIDDEN:
+        bound = free
+    return free, tl.maximum(bound, free)
 
 
 @triton.jit
@@ -83,20 +102,8 @@ def spans_up_kernel(
     keys_of_head = key + (head // GROUPS) * skh
     columns_of_spans = tl.arange(0, S)
     product = tl.zeros((M, S), tl.float32)
-    begin, end = 0, n
-    if BEFORE:
-        begin = tl.maximum(0, first - before) // N * N
-    if AFTER:
-        end = tl.minimum(n, first + M + after)
-    # tiles from `free` up to `bound` are seen by every row: they need no mask
-    free, bound = begin, n // N * N
-    if BEFORE:
-        free = tl.minimum(end, tl.cdiv(tl.maximum(0, first + M - 1 - before), N) * N)
-    if AFTER:
-        bound = tl.minimum(bound, (first + after + 1) // N * N)
-    if HIDDEN:
-        bound = free
-    bound = tl.maximum(bound, free)
+    begin, end = _reach(first, n, before, after, M, N, BEFORE, AFTER)
+    free, bound = _free(first, begin, end, n, before, after, M, N, BEFORE, AFTER, HIDDEN)
     for phase in tl.static_range(3):
         if phase == 0:
             low, high = begin, free
@@ -160,19 +167,8 @@ def rows_down_kernel(
         v = _tile(value + (head // GROUPS) * svh, keys, value_width, svn, svd, n, V, True)
     targets = tl.arange(0, T)
     product = tl.zeros((N, T), tl.float32)
-    begin, end = 0, n
-    if AFTER:
-        begin = tl.maximum(0, first - after) // M * M
-    if BEFORE:
-        end = tl.minimum(n, first + N + before)
-    free, bound = begin, n // M * M
-    if AFTER:
-        free = tl.minimum(end, tl.cdiv(tl.maximum(0, first + N - 1 - after), M) * M)
-    if BEFORE:
-        bound = tl.minimum(bound, (first + before + 1) // M * M)
-    if HIDDEN:
-        bound = free
-    bound = tl.maximum(bound, free)
+    begin, end = _reach(first, n, after, before, N, M, AFTER, BEFORE)
+    free, bound = _free(first, begin, end, n, after, before, N, M, AFTER, BEFORE, HIDDEN)
     for phase in tl.static_range(3):
         if phase == 0:
             low, high = begin, free
@@ -230,11 +226,7 @@ def attend_kernel(
         largest = tl.zeros((M,), tl.float32) + tl.load(sink + head)
         total += 1.0
     product = tl.zeros((M, V), tl.float32)
-    begin, end = 0, n
-    if BEFORE:
-        begin = tl.maximum(0, first - before) // N * N
-    if AFTER:
-        end = tl.minimum(n, first + M + after)
+    begin, end = _reach(first, n, before, after, M, N, BEFORE, AFTER)
     for start in tl.range(begin, end, N, num_stages=STAGES):
         columns = start + tl.arange(0, N)
         k = _tile(key + (head // GROUPS) * skh, columns, width, skn, skd, n, D, True)
@@ -311,11 +303,7 @@ def attend_back_kernel(
         v = _tile(value + part * svh, keys, value_width, svn, svd, n, V, True)
         of_keys = tl.zeros((N, D), tl.float32)
         of_values = tl.zeros((N, V), tl.float32)
-        begin, end = 0, n
-        if AFTER:
-            begin = tl.maximum(0, first - after) // M * M
-        if BEFORE:
-            end = tl.minimum(n, first + N + before)
+        begin, end = _reach(first, n, after, before, N, M, AFTER, BEFORE)
         for h in range(GROUPS):
             head = part * GROUPS + h
             for start in tl.range(begin, end, M, num_stages=STAGES):
@@ -343,11 +331,7 @@ def attend_back_kernel(
         lse = tl.load(sums + part * n + rows, mask=rows < n, other=1e30)
         own = tl.load(through + part * n + rows, mask=rows < n, other=0.0)
         of_queries = tl.zeros((M, D), tl.float32)
-        begin, end = 0, n
-        if BEFORE:
-            begin = tl.maximum(0, first - before) // N * N
-        if AFTER:
-            end = tl.minimum(n, first + M + after)
+        begin, end = _reach(first, n, before, after, M, N, BEFORE, AFTER)
         for start in tl.range(begin, end, N, num_stages=STAGES):
             keys = start + tl.arange(0, N)
             k = _tile(key + (part // GROUPS) * skh, keys, width, skn, skd, n, D, True)

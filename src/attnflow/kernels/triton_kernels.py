@@ -136,7 +136,7 @@ def spans_up(
         _fitting(tiles, SPANS_UP, layer, partial(_spans_up, layer, sums, part, shares))
         for part in spans.split(_WIDEST, dim=1)
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return torch.cat(parts, dim=1)
 
 
 def _spans_up(layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles: Tiles) -> Tensor:
@@ -161,28 +161,24 @@ def rows_down(
     layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles | None = None
 ) -> Tensor:
     """`(targets, n)`: vectors times the weighted mean of the heads' attention."""
-    parts = [
-        _fitting(tiles, ROWS_DOWN, layer, partial(_rows_down, layer, sums, part, shares, False))
-        for part in vectors.split(_TARGETS)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    launch, usual = partial(_rows_down, layer, sums, shares, False), ROWS_DOWN
+    return torch.cat(
+        [_fitting(tiles, usual, layer, partial(launch, part)) for part in vectors.split(_TARGETS)]
+    )
 
 
 def gradient_rows_down(
     layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles | None = None
 ) -> Tensor:
     """`(targets, n)`: vectors times what each weight adds to the score, where it raises it."""
-    parts = [
-        _fitting(
-            tiles, GRADIENT_ROWS_DOWN, layer, partial(_rows_down, layer, sums, part, shares, True)
-        )
-        for part in vectors.split(_TARGETS)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    launch, usual = partial(_rows_down, layer, sums, shares, True), GRADIENT_ROWS_DOWN
+    return torch.cat(
+        [_fitting(tiles, usual, layer, partial(launch, part)) for part in vectors.split(_TARGETS)]
+    )
 
 
 def _rows_down(
-    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, gradient: bool, tiles: Tiles
+    layer: Factors, sums: Tensor, shares: Tensor, gradient: bool, vectors: Tensor, tiles: Tiles
 ) -> Tensor:
     heads, (count, n) = _heads_at_once(layer, tiles), vectors.shape
     targets, width = _padded(count), layer.query.shape[2]

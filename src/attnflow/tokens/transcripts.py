@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from attnflow.errors import InputError, TargetError, shorten
-from attnflow.tokens.sentences import sentence_spans
+from attnflow.tokens.units import sentence_spans
 
 Kind = Literal["text", "thinking", "call", "result"]
 Trust = Literal["instructions", "data", "wrote"]

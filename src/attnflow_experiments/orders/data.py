@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from attnflow.data import rows
 from attnflow.errors import InputError
-from attnflow.tokens.sentences import sentence_spans
 from attnflow.tokens.text import common_tokens
+from attnflow.tokens.units import sentence_spans
 from attnflow_experiments.documents.data import SourcedQuestion, supported_questions
 
 Giver = Literal["data", "user"]

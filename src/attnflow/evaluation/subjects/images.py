@@ -23,10 +23,17 @@ from attnflow.evaluation.records import RANDOM, Record
 from attnflow.evaluation.subjects import base
 from attnflow.evaluation.subjects.base import RANDOM_ORDERS, Metric, MetricGroup
 from attnflow.evaluation.subjects.examples import ImageExample, read_images
-from attnflow.explainers.pixels import Hiding, cover_patches, filling_of
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.fingerprint import digest_bytes
-from attnflow.hosts.images import Photo, PreparedImage, prepare_images, read_photo
+from attnflow.hosts.images import (
+    Hiding,
+    Photo,
+    PreparedImage,
+    cover_patches,
+    filling_of,
+    prepare_images,
+    read_photo,
+)
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest

@@ -24,7 +24,14 @@ from attnflow.hosts.adapter import (
     device_of,
     on_device,
 )
-from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, declared_parts
+from attnflow.hosts.blocks import (
+    BLOCK_MEASURES,
+    VALUE_ZEROING,
+    Parts,
+    declared_parts,
+    measured,
+    outermost_layers,
+)
 from attnflow.hosts.inputs import (
     check_vocabulary,
     decoder_inputs,
@@ -61,7 +68,6 @@ from attnflow.hosts.transformers.row_gradients import (
     PredictingRows,
     gradient_rows,
 )
-from attnflow.hosts.value_zeroing import VALUE_ZEROING, measured, outermost_layers
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import (
     BALANCED,

@@ -9,6 +9,7 @@ intervention (here), that take the gradients of single rows (`row_gradients`) an
 drop the mask in silence.
 
 A pass that another thread makes meanwhile takes no part: it attends as if nothing were changed.
+Where processes have the heads of a model between them (`Shards`), handlers see all heads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -33,7 +34,60 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.recorder import AttentionObserver, Intervention, RecordedLayer, Session, Stage
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.answers import is_encoder_decoder
-from attnflow.hosts.transformers.shards import Shards
+
+_HEADS = 1  # the axis of heads in queries, keys and values
+_OUTPUT_HEADS = 2  # that of an output: (batch, queries, heads, width)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The processes that have the heads of a model between them."""
+
+    group: Any
+
+    @classmethod
+    def of(cls, model: Any) -> Shards | None:
+        """Return those of a model that transformers has sharded; None where it has all heads."""
+        if (getattr(model, "_tp_size", None) or 1) == 1:
+            return None
+        mesh = model._device_mesh
+        names = mesh.mesh_dim_names or ()
+        return cls(mesh.get_group("tp") if "tp" in names else mesh.get_group())
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return the queries, keys or values of all heads."""
+        gather, cut = (partial(way, axis=_HEADS) for way in (self._gather, self._cut))
+        return _Exchange.apply(tensor, gather, cut)  # type: ignore[no-untyped-call]
+
+    def own(self, output: Tensor) -> Tensor:
+        """Return the part of an output that the heads of this process made."""
+        gather, cut = (partial(way, axis=_OUTPUT_HEADS) for way in (self._gather, self._cut))
+        return _Exchange.apply(output, cut, gather)  # type: ignore[no-untyped-call]
+
+    def _gather(self, tensor: Tensor, axis: int) -> Tensor:
+        """Join what all processes have."""
+        parts = [torch.empty_like(tensor) for _ in range(self.group.size())]
+        distributed.all_gather(parts, tensor.contiguous(), group=self.group)
+        return torch.cat(parts, dim=axis)
+
+    def _cut(self, tensor: Tensor, axis: int) -> Tensor:
+        """Return what is this process's."""
+        return tensor.chunk(self.group.size(), dim=axis)[self.group.rank()].contiguous()
+
+
+class _Exchange(torch.autograd.Function):
+    """Heads gathered or cut on the way there, and the other of the two on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, there: Any, back: Any) -> Tensor:
+        ctx.back = back
+        result: Tensor = there(tensor)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
+
 
 _NAME = "attnflow"
 _SINK_SHARE = 1e-3  # a row that lacks more than this has left it to its sink
@@ -117,21 +171,26 @@ class AttentionCall:
 
     def _beside_sink(self, sink: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return both where a file scales the output by what its sink leaves, not the weights."""
-        key, value = (part.repeat_interleave(self.groups, dim=1) for part in (self.key, self.value))
-        scores = (self.query @ key.transpose(2, 3)).float() * self.scaling
-        if self.mask is not None:
-            scores = scores + self.mask[..., : key.shape[-2]]
+        scores = self.scores()
         column = sink.float()[:, None, None].expand(*scores.shape[:-1], 1)
         shares = torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
         weights = shares.to(output.dtype)
+        value = self.value.repeat_interleave(self.groups, dim=1)
         expected = (weights @ value).transpose(1, 2)
-        off = (expected - output).abs().amax()
-        if bool(off > (1e-3 if output.dtype == torch.float32 else 5e-2) * output.abs().amax()):
+        if not agree(expected, output):
             raise CaptureError(
                 f"The output of {type(self.module).__name__} is not its weights times its values, "
                 "with or without its learned sink, so the weights do not say what it read."
             )
         return expected, weights
+
+    def scores(self) -> Tensor:
+        """Return the scores before the softmax, (batch, heads, queries, keys) in float32."""
+        key = self.key.repeat_interleave(self.groups, dim=1)
+        scores = (self.query @ key.transpose(2, 3)).float() * self.scaling
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        return scores if self.mask is None else scores + self.mask[..., : key.shape[-2]].float()
 
     def run_as_loaded(self) -> tuple[Tensor, Any]:
         """Run what the module attends with when nothing is changed.
@@ -161,6 +220,13 @@ class AttentionCall:
 
         options = {name: cut(option) for name, option in self.options.items()}
         return replace(self, query=self.query[..., rows, :], mask=cut(self.mask), options=options)
+
+
+def agree(expected: Tensor, output: Tensor) -> bool:
+    """Return whether two ways to compute an output differ by no more than rounding."""
+    off = (expected.float() - output.float()).abs().amax()
+    share = 1e-3 if output.dtype == torch.float32 else 5e-2
+    return not bool(off > share * expected.float().abs().amax())
 
 
 def has_special_softmax(module: nn.Module, options: Mapping[str, Any]) -> bool:

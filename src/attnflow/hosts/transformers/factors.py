@@ -29,8 +29,8 @@ from attnflow.hosts.balanced import (
     attention_shares,
     take_activations_as_one,
 )
-from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import Changes
+from attnflow.hosts.scores import InputLeaves
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import Attended, attend, constant_others, visible_keys
 from attnflow.hosts.transformers.row_gradients import log_probability

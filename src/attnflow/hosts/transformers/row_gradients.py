@@ -30,12 +30,12 @@ from transformers import DynamicCache, PreTrainedModel
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.balanced import as_one_operation, attention_shares
 from attnflow.hosts.balanced import balanced as balanced_rules
-from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import ordinary
-from attnflow.hosts.scores import token_scores
+from attnflow.hosts.scores import InputLeaves, token_scores
 from attnflow.hosts.transformers.attention import (
     AttentionCall,
     AttentionHandler,
+    agree,
     handle_attention,
     has_special_softmax,
 )
@@ -264,11 +264,7 @@ def _report(
 @torch.no_grad()
 def _check_output(call: AttentionCall, output: Tensor) -> None:
     """Check that the model file's own attention gives the same: the last row must be equal."""
-    last = slice(call.query.shape[-2] - 1, None)
-    expected = call.rows(last).run_eager()[0].float()
-    off = (expected - output[:, -1:].float()).abs().amax()
-    limit = (1e-3 if output.dtype == torch.float32 else 5e-2) * expected.abs().amax()
-    if bool(off > limit):
+    if not agree(_last_row(call).run_eager()[0], output[:, -1:]):
         raise _unknown_scores(call)
 
 
@@ -278,19 +274,16 @@ def _check_scores(call: AttentionCall, weights: Tensor) -> None:
 
     What a learned sink takes is left out by comparing shares of what is on the keys.
     """
-    query, key = call.query, call.key
-    grouped = query[:, :, -1:].reshape(query.shape[0], key.shape[1], call.groups, -1)
-    scores = (grouped @ key.transpose(2, 3)).float() * call.scaling
-    scores = scores.reshape(query.shape[0], query.shape[1], 1, -1)
-    if call.softcap is not None:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    if call.mask is not None:
-        scores = scores + call.mask[..., -1:, :].float()
+    scores = _last_row(call).scores()
     row = weights[:, :, -1:].float()
     row = row / row.sum(dim=-1, keepdim=True).clamp(min=1e-30)
     tolerance = _SAME if weights.dtype == torch.float32 else 3e-2
     if float((row - scores.softmax(dim=-1)).abs().max()) > tolerance:
         raise _unknown_scores(call)
+
+
+def _last_row(call: AttentionCall) -> AttentionCall:
+    return call.rows(slice(call.query.shape[-2] - 1, None))
 
 
 def _unknown_scores(call: AttentionCall) -> UnsupportedModelError:
