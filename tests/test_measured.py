@@ -16,7 +16,7 @@ import attnflow
 from attnflow import Rollout
 from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
 from attnflow.hosts import blocks
-from attnflow.hosts import value_zeroing as zeroing
+from attnflow.hosts import blocks as zeroing
 from attnflow.hosts.blocks import BlockState
 from attnflow.hosts.capture import capture
 from attnflow.hosts.check import model_state

@@ -1,4 +1,4 @@
-"""What a result can be turned into: shares, words, spans, a mean, a rest, a difference.
+"""Operations on a result: shares, words, spans, a mean, a rest, a difference.
 
 These functions are methods of `Attribution`. Each gives a new result and notes itself in its steps.
 """
@@ -148,8 +148,9 @@ def minus(
     bounds, other = result.bounds, baseline.bounds
     both = result.elsewhere is not None and baseline.elsewhere is not None
     fields: dict[str, Any] = {"lower": None, "upper": None}
-    if bounds is not None and other is not None:
-        fields = rescaling.difference_bounds(bounds, other)._asdict()
+    if bounds is not None and other is not None:  # least at the greatest subtrahend
+        fields["lower"] = np.nextafter(bounds.lower - other.upper, -np.inf)
+        fields["upper"] = np.nextafter(bounds.upper - other.lower, np.inf)
     return replace(
         result,
         values=result.values - baseline.values,
@@ -237,8 +238,8 @@ def _linear(result: Attribution, change: Callable[[Values], Values]) -> dict[str
         return {"values": values}
     ends = Bounds(change(result.bounds.lower), change(result.bounds.upper))
     sizes = Bounds(change(np.abs(result.bounds.lower)), change(np.abs(result.bounds.upper)))
-    bounds = rescaling.linear_bounds(values, ends, sizes, sum(result.values.shape))
-    return {"values": values, **bounds._asdict()}
+    slack = rescaling.rounding(sizes, sum(result.values.shape))
+    return {"values": values, **ends.around(values, slack)._asdict()}
 
 
 def _row_means(result: Attribution, change: Callable[[Values], Values]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Statement:
 
     @property
     def is_unlikely(self) -> bool:
-        """Whether the model would hardly have written it: what it says of its sources is weak."""
+        """True where the model would hardly have written it, so that its sources say little."""
         return self.likelihood is not None and self.likelihood < _UNLIKELY
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Statement:
 
     @property
     def shares(self) -> str:
-        """What the statement draws on, by the shares of those that stand out, two at most.
+        """The sources it draws on, by the shares of those that stand out, two at most.
 
         One stands out whose share is above what all would have if they were alike.
         """
@@ -188,17 +188,14 @@ def rank_passages(
     result: Attribution,
     rows: Sequence[int],
     passages: Sequence[Passage] | None = None,
-    *,
-    layer: int = -1,
 ) -> tuple[RankedSource, ...]:
-    """Return the passages that these rows together draw on, strongest first, at one layer.
+    """Return the passages that these rows together draw on, strongest first, at the highest layer.
 
     A share is of what speaks for them in all passages. A passage has what its tokens say together,
     for and against; one that speaks against them as a whole has nothing.
     """
     candidates = passages_of(result) if passages is None else passages
-    index = len(result.layers) - 1 if layer == -1 else result.layers.index(layer)
-    values = result.values[index, list(rows)].sum(axis=0)
+    values = result.values[-1, list(rows)].sum(axis=0)
     sums = np.array([max(values[list(each.columns)].sum(), 0.0) for each in candidates])
     total = float(sums.sum())
     if total <= 0:
@@ -217,21 +214,15 @@ def statements_of(result: Attribution) -> tuple[Statement, ...]:
         likelihood = None
         if likely is not None:
             likelihood = exp(float(np.mean([likely[k] for k in part.tokens])))
-        sources = _checked_first(rank_passages(result, part.rows, passages), verdict)
+        sources = rank_passages(result, part.rows, passages)
+        if verdict is not None:  # before all those that it speaks of
+            named = verdict.passages
+            sources = tuple(sorted(sources, key=lambda each: each.passage not in named))
         statement = Statement(
             part.text, part.rows, sources, verdict, part.start, part.tokens, likelihood
         )
         statements.append(statement)
     return tuple(statements)
-
-
-def _checked_first(
-    sources: tuple[RankedSource, ...], verdict: Verdict | None
-) -> tuple[RankedSource, ...]:
-    """Return sources by their shares, but before all those that a verdict speaks of."""
-    if verdict is None:
-        return sources
-    return tuple(sorted(sources, key=lambda source: source.passage not in verdict.passages))
 
 
 class StatementPart(NamedTuple):

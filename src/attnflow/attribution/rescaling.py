@@ -1,4 +1,4 @@
-"""What results do to their arrays: shares of a row, sources left out, pieces to words, spans.
+"""The arithmetic of results: shares of a row, sources left out, pieces to words, spans.
 
 Bounds. A derived result has bounds exactly where the result it came from has, and they enclose
 what the same operation makes of the exact values, whatever those are within their own bounds. Each
@@ -84,7 +84,7 @@ def share_bounds(values: Values, bounds: Bounds, how: Normalization) -> Bounds:
         _over(lower, combine(np.abs(lower), np.where(lower >= 0, greatest, fewest))),
         _over(upper, combine(np.abs(upper), np.where(upper >= 0, fewest, greatest))),
     )
-    return ends.around(shares(values, how), _rounding(ends, values.shape[-1]))
+    return ends.around(shares(values, how), rounding(ends, values.shape[-1]))
 
 
 def scale_rest(values: Values, rest: Sequence[int]) -> Values:
@@ -113,7 +113,7 @@ def rest_bounds(values: Values, bounds: Bounds, rest: Sequence[int]) -> Bounds:
         return end + end * _over(left_out, np.abs(end) + others)
 
     ends = Bounds(scaled(some.lower, some.lower >= 0), scaled(some.upper, some.upper < 0))
-    return ends.around(scale_rest(values, rest), _rounding(ends, values.shape[-1]))
+    return ends.around(scale_rest(values, rest), rounding(ends, values.shape[-1]))
 
 
 def merge(
@@ -122,19 +122,6 @@ def merge(
     """Sum these columns, average these rows."""
     summed = np.stack([values[:, :, list(c)].sum(axis=2) for c in columns], axis=2)
     return np.stack([summed[:, list(r)].mean(axis=1) for r in rows], axis=1)
-
-
-def linear_bounds(values: Values, ends: Bounds, sizes: Bounds, terms: int) -> Bounds:
-    """Bounds of a sum or mean of `terms`: rounding is a share of that of the absolute `sizes`."""
-    return ends.around(values, _rounding(sizes, terms))
-
-
-def difference_bounds(minuend: Bounds, subtrahend: Bounds) -> Bounds:
-    """Bounds of a difference: it is least at the least minuend and the greatest subtrahend."""
-    return Bounds(
-        np.nextafter(minuend.lower - subtrahend.upper, -np.inf),
-        np.nextafter(minuend.upper - subtrahend.lower, np.inf),
-    )
 
 
 def _of_others(sizes: Values, combine: np.ufunc) -> Values:
@@ -155,8 +142,11 @@ def _over(values: Values, sizes: Values) -> Values:
     return np.divide(values, sizes, out=np.zeros_like(sizes), where=sizes > 0)
 
 
-def _rounding(sizes: Bounds, terms: int) -> Bounds:
-    """How far rounding can have moved results made of this many terms, with room to spare."""
+def rounding(sizes: Bounds, terms: int) -> Bounds:
+    """Return how far rounding can have moved results of this many terms, with room to spare.
+
+    sizes: the absolute values that were summed.
+    """
     share = 4 * (terms + 4) * _UNIT
     return Bounds(share * np.abs(sizes.lower), share * np.abs(sizes.upper))
 

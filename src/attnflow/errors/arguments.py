@@ -98,6 +98,11 @@ def check_count(
     return number
 
 
+def is_number(value: object) -> bool:
+    """Return whether this is one number; True and False are none."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def checked_seed(seed: object, least: int = 0, *, error: type[InputError] = InputError) -> int:
     """Return a seed that every generator of random numbers takes."""
     return check_count("seed", seed, least, 2**63 - 1, error=error)

@@ -157,21 +157,14 @@ class TextBatches(Batches[Any]):
 
     def _explain_alone(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
         """Explain one by one what has a gradient for each answer, or is fitted to each text."""
-        return [
-            [
-                apply_method(
-                    default_for(self.model, text)
-                    if depends_on_text(method, self.model)
-                    else method,
-                    self.model,
-                    text,
-                    targets=self._targets,
-                    layers=self.layers,
-                )
-                for text in items
-            ]
-            for method in methods
-        ]
+
+        def explain(method: Method, text: Any) -> Attribution:
+            fitted = depends_on_text(method, self.model)
+            applied = default_for(self.model, text) if fitted else method
+            asked: dict[str, Any] = {"targets": self._targets, "layers": self.layers}
+            return apply_method(applied, self.model, text, **asked)
+
+        return [[explain(method, text) for text in items] for method in methods]
 
     def _explain_traces(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
         traces = capture(self.model, self._inputs(items), methods=methods)

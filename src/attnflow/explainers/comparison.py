@@ -57,7 +57,6 @@ def compare(
     text: Any,
     methods: Sequence[str | Method | None] | None = None,
     *,
-    decoder_text: str | None = None,
     check: bool = True,
 ) -> Comparison:
     """Run the model once, with all that these methods need, and apply each to every target.
@@ -79,20 +78,21 @@ def compare(
         return needs_own_gradients(loaded, method, ALL)
 
     shared = [m for m in applicable or usual_methods(0, first) if not is_apart(m)]
-    trace = capture(loaded, text, methods=shared, decoder_text=decoder_text)
+    trace = capture(loaded, text, methods=shared)
     applied = usual_methods(trace.length, first) if applicable is None else applicable
-    results: tuple[Attribution, ...] = ()
+    results: list[Attribution] = []
     for method in applied:
         tell(method.name, 0, 1)
         apart = is_apart(method)
-        result = apply_method(method, loaded, text, targets=ALL) if apart else method(trace)
-        results = (*results, result)
-    if check and decoder_text is None:
-        results = (check_answer(results[0], loaded, text), *results[1:])
-    heads = _all_heads(loaded, text, trace) if decoder_text is None else None
+        results.append(apply_method(method, loaded, text, targets=ALL) if apart else method(trace))
+    if check:
+        results[0] = check_answer(results[0], loaded, text)
+    heads = None
+    if trace.length <= HEADS_TOKENS and trace.encoder_length is None:  # few enough to look at
+        heads = trace if trace.weights.shape[1] > 1 else capture(loaded, text)  # one more pass
     one_graph = not any(isinstance(m, Flow) and is_apart(m) for m in applied)
     graph = _graph(trace, applied, results[0]) if one_graph else None  # else one for each target
-    return Comparison(results, graph, HeadWeights.of_trace(heads))
+    return Comparison(tuple(results), graph, HeadWeights.of_trace(heads))
 
 
 def _check_methods(methods: Sequence[str | Method | None] | None) -> None:
@@ -183,13 +183,6 @@ def _completion_heads(model: Model, prompt: Any, ids: Sequence[int]) -> HeadWeig
     if trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
         return None
     return HeadWeights.of_completion(trace, len(encoded), tokens_of(model.tokenizer, ids))
-
-
-def _all_heads(model: Model, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
-    """Return every head by itself, where they are few enough to look at: one more pass."""
-    if trace.length > HEADS_TOKENS or trace.encoder_length is not None:
-        return None
-    return trace if trace.weights.shape[1] > 1 else capture(model, text)
 
 
 def _graph(

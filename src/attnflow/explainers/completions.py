@@ -17,8 +17,8 @@ import torch
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, PAGES, SELECTION, SENTENCES
 from attnflow.attribution.rescaling import Span
-from attnflow.errors import InputError, MethodError, shorten
-from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.errors import InputError, MethodError
+from attnflow.errors.arguments import check_count, checked_arguments, checked_seed
 from attnflow.explainers.answer_checks import judge_image_completion
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.prompts import Message, Prompt, PromptBatch, Prompts, encode_prompts
@@ -247,10 +247,7 @@ def _check_writing(
     model: Model, batch: PromptBatch, max_new_tokens: int, options: Mapping[str, Any]
 ) -> tuple[int | None, dict[str, Any]]:
     """Return the seed and the other options of the model's generate(), checked."""
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise InputError(
-            f"max_new_tokens is how many tokens to make, at least 1; got {shorten(max_new_tokens)}."
-        )
+    check_count("max_new_tokens", max_new_tokens, 1)
     seed = options.get("seed")
     seed = None if seed is None else checked_seed(seed, least=-(2**63))
     check_room(model, batch.length, max_new_tokens)

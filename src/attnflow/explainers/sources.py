@@ -7,7 +7,7 @@ word.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,8 +98,11 @@ class Sources:
                 return units(surfaces(tokens), documents)
             return split_units(tokens, level, inside=inside, framing=framing)
 
-        pairs = [(unit, _remaining(unit, level, excluded)) for unit in divide(level)]
-        pairs = [(unit, members) for unit, members in pairs if members]
+        pairs: list[tuple[Unit, tuple[int, ...]]] = []
+        for unit in divide(level):
+            rest = tuple(token for token in unit.tokens if token not in excluded)
+            if rest and (level in ("sentence", "document") or rest == unit.tokens):
+                pairs.append((unit, rest))
         if not pairs:
             raise InputError(f"The prompt has no {level} that can be a source.")
         groups: dict[str, tuple[int, ...]] = {}
@@ -176,11 +179,6 @@ def strongest(scores: ArrayLike, count: int) -> tuple[int, ...]:
     """Return the sources with the highest scores; of equal ones the earlier first."""
     order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
     return tuple(order[:count].tolist())
-
-
-def _remaining(unit: Unit, level: Level, excluded: Collection[int]) -> tuple[int, ...]:
-    rest = tuple(token for token in unit.tokens if token not in excluded)
-    return () if level in ("token", "word") and len(rest) < len(unit.tokens) else rest
 
 
 def _number(unit: Unit, spans: Sequence[CharSpan]) -> int:

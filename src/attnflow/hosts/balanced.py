@@ -118,12 +118,6 @@ class _Scaled(torch.autograd.Function):
         return gradients[0] * ctx.share, None
 
 
-def _carry(value: Tensor, surrogate: Tensor) -> Tensor:
-    """Return a value that nobody else holds; its gradient goes to the surrogate of its shape."""
-    result: Tensor = _Carry.apply(value, surrogate)  # type: ignore[no-untyped-call]
-    return result
-
-
 def scaled(tensor: Tensor, share: float) -> Tensor:
     """Return the tensor as it is; of its gradient only this share runs on."""
     if share == 1 or not _computed(tensor):
@@ -184,7 +178,9 @@ class BalancedRules(TorchFunctionMode):
         kwargs = {name: _constant(one) for name, one in (kwargs or {}).items()}
         name = getattr(func, "__name__", "")
         if name.endswith("_") and not name.endswith("__") and name.rstrip("_") in _RULES:
-            return self._in_place(name.rstrip("_"), func, args, kwargs)
+            name = name.rstrip("_")  # by the rule that makes a new tensor, copied into the old one
+            new = getattr(Tensor, name, None) or getattr(torch, name)
+            return args[0].copy_(_RULES[name](new, [args[0].clone(), *args[1:]], kwargs))
         rule = _RULES.get(name)
         if rule is not None:
             return rule(func, args, kwargs)
@@ -195,11 +191,6 @@ class BalancedRules(TorchFunctionMode):
         if name.rstrip("_") not in _PLAIN and name not in _PLAIN and _any_computed(result):
             self.uncovered.add(resolve_name(func) or name)
         return result
-
-    def _in_place(self, name: str, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """The rule of the operation that makes a new tensor, copied into the old one."""
-        new = getattr(Tensor, name, None) or getattr(torch, name)
-        return args[0].copy_(_RULES[name](new, [args[0].clone(), *args[1:]], kwargs))
 
 
 FUNCTION = types.FunctionType
@@ -326,7 +317,7 @@ def _with_surrogate(surrogate: Callable[..., Tensor]) -> _Rule:
             return func(*args, **kwargs)
         with torch.no_grad():
             value = func(*args, **kwargs)
-        return _carry(value, surrogate(args, kwargs))
+        return _Carry.apply(value, surrogate(args, kwargs))  # type: ignore[no-untyped-call]
 
     return rule
 

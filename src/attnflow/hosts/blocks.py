@@ -202,24 +202,17 @@ class Parts:
 
         like: a tensor of the kind that the block computes with. width: the number of inputs.
         """
-        matrix, bias = self._declared_map() or self._probed_map(like, width)
-        return (matrix, bias) if self.scale is None else (matrix * self.scale, bias * self.scale)
-
-    def _declared_map(self) -> tuple[Tensor, Tensor] | None:
-        """The parameters of a plain layer; None where others add to them, or they are elsewhere."""
-        kind, matrix = type(self.projection), cast(Tensor, getattr(self.projection, "weight", None))
+        kind, weight = type(self.projection), cast(Tensor, getattr(self.projection, "weight", None))
         is_plain = kind is nn.Linear or kind.__module__ == _CONV1D
-        if not is_plain or type(matrix) is not nn.Parameter or matrix.device.type == "meta":
-            return None
-        matrix = matrix.T if kind is nn.Linear else matrix  # which keeps it turned over
-        bias = cast("Tensor | None", self.projection.bias)
-        return matrix, torch.zeros_like(matrix[0]) if bias is None else bias
-
-    def _probed_map(self, like: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """What the layer makes of each input alone: its adapters and quantised weights included."""
-        bias = self.projection.forward(like.new_zeros(1, width))
-        basis = torch.eye(width, dtype=like.dtype, device=like.device)
-        return self.projection.forward(basis) - bias, bias[0]
+        if is_plain and type(weight) is nn.Parameter and weight.device.type != "meta":
+            matrix = weight.T if kind is nn.Linear else weight  # which keeps it turned over
+            own = cast("Tensor | None", self.projection.bias)
+            bias = torch.zeros_like(matrix[0]) if own is None else own
+        else:  # what the layer makes of each input alone: with adapters and quantised weights
+            bias = self.projection.forward(like.new_zeros(1, width))[0]
+            basis = torch.eye(width, dtype=like.dtype, device=like.device)
+            matrix = self.projection.forward(basis) - bias
+        return (matrix, bias) if self.scale is None else (matrix * self.scale, bias * self.scale)
 
 
 def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Parts]:

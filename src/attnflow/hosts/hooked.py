@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -55,12 +55,14 @@ class _ProjectionAdapter(Adapter):
                 return self.forward(model, inputs)
 
 
+@dataclass(eq=False)
 class _ProjectionHooks:
     """Hooks on one such module: it shows and changes values as projected, and shows all weights."""
 
-    def __init__(self, module: nn.Module, heads: int, session: Session) -> None:
-        self.module, self.heads, self.session = module, heads, session
-        self.values = torch.empty(0)
+    module: nn.Module
+    heads: int
+    session: Session
+    values: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def project(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         """Take the values, (batch, heads, n, width), from a row (batch, n, 3 × heads × width)."""

@@ -280,14 +280,12 @@ UNIFORM = Intervention(uniform=True)
 """Attention made uniform: the check that what is seen is what the model uses."""
 
 
+@dataclass(eq=False)
 class Session:
     """The observer and the intervention of a pass, asked each time a layer attends."""
 
-    def __init__(
-        self, observer: AttentionObserver | None = None, intervention: Intervention | None = None
-    ) -> None:
-        self.observer = observer
-        self.intervention = intervention
+    observer: AttentionObserver | None = None
+    intervention: Intervention | None = None
 
     @contextmanager
     def replay(self, intervention: Intervention) -> Iterator[None]:

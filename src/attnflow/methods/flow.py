@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten
-from attnflow.errors.arguments import check_named, checked_arguments, checked_seed
+from attnflow.errors.arguments import check_named, checked_arguments, checked_seed, is_number
 from attnflow.graph import Cut, CutEdge, LayeredGraph
 from attnflow.methods.base import (
     Execution,
@@ -29,7 +29,7 @@ from attnflow.methods.base import (
     required,
 )
 from attnflow.methods.matrices import ATTENTION, MEASUREMENTS, MatrixKind, MixingMethod
-from attnflow.methods.mixing import Heads, Matrix, is_number, mix_heads
+from attnflow.methods.mixing import Heads, Matrix, mix_heads
 from attnflow.tokens import TokenRef
 from attnflow.tokens.units import Level, check_level, split_units
 from attnflow.trace import AttentionTrace

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, did_you_mean, shorten, whole_number
-from attnflow.errors.arguments import check_named
+from attnflow.errors.arguments import check_named, is_number
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -225,11 +225,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-
-
-def is_number(value: object) -> bool:
-    """Return whether this is one number; True and False are none."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def checked_heads(heads: object) -> Heads:

@@ -112,7 +112,13 @@ class Rollout(MixingMethod):
         super().__post_init__()
         check_named("matrices", self.matrices, (ATTENTION, *MEASUREMENTS))
         if self.matrices != ATTENTION:
-            self._check_measured()
+            for field in fields(self):
+                value = getattr(self, field.name)
+                if field.name not in self.options and value != field.default:
+                    raise MethodError(
+                        f"{field.name}={shorten(value)} is for matrices='attention'; with "
+                        f"matrices={self.matrices!r} the options are {', '.join(self.options)}."
+                    )
             variants = Rollout.variants.items()
             starts = {name: str(variant.options["matrices"]) for name, variant in variants}
             own_name = next(n for n, start in starts.items() if self.matrices.startswith(start))
@@ -121,16 +127,6 @@ class Rollout(MixingMethod):
             head = check_count("top_head", self.top_head, 0, error=MethodError)
             object.__setattr__(self, "top_head", head)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
-
-    def _check_measured(self) -> None:
-        """Raise where an option is set that has no meaning for measured matrices."""
-        for field in fields(self):
-            if field.name not in self.options and getattr(self, field.name) != field.default:
-                raise MethodError(
-                    f"{field.name}={shorten(getattr(self, field.name))} is for "
-                    f"matrices='attention'; with matrices={self.matrices!r} the options are "
-                    f"{', '.join(self.options)}."
-                )
 
     @property
     def options(self) -> dict[str, Any]:

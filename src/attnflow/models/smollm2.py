@@ -62,21 +62,14 @@ def _prepare(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _unpack(source, Path(scratch) / "model")
-            _move(Path(scratch) / "model", folder)
+            (Path(scratch) / "model").rename(folder)
     except OSError as error:
+        if _is_prepared(folder):  # another process was faster: a folder with files is not replaced
+            return
         raise ModelError(
             f"SmolLM2 could not be prepared in {str(folder)!r} ({error}). Free some room (it needs "
             "300 MB), or name another folder in ATTNFLOW_CACHE."
         ) from error
-
-
-def _move(unpacked: Path, folder: Path) -> None:
-    """Rename, which is refused where a folder with files is there: another process was faster."""
-    try:
-        unpacked.rename(folder)
-    except OSError:
-        if not _is_prepared(folder):
-            raise
 
 
 def missing_packages() -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.errors import InputError, WeightsError, shorten, whole_number
-from attnflow.errors.arguments import check_named
+from attnflow.errors.arguments import check_named, is_number
 from attnflow.trace.extras import BALANCED_INPUTS, Prediction
 
 Floats = NDArray[np.floating[Any]]
@@ -96,10 +96,7 @@ def checked_sinks(sinks: ArrayLike | None, weights: Floats) -> Floats | None:
     """Return the mass each row gives to a learned sink, `(layers, heads, queries)`."""
     if sinks is None:
         return None
-    try:
-        array = np.array(sinks, dtype=weights.dtype)
-    except (ValueError, TypeError) as error:
-        raise WeightsError(f"sinks cannot be read as one array: {str(error)[:200]}.") from error
+    array = _floats("sinks", sinks).astype(weights.dtype)
     if array.ndim == 2:
         array = array[:, None]
     if array.shape != weights.shape[:3] or not np.isfinite(array).all() or (array < 0).any():
@@ -177,8 +174,7 @@ def checked_tolerance(tolerance: float | None, dtype: str) -> float:
     """Return how far a row may be from 1: 0 means exactly 1, None what the dtype can hold."""
     if tolerance is None:
         return ROW_TOLERANCE.get(dtype, 1e-4)
-    number = isinstance(tolerance, (int, float, np.integer, np.floating))
-    if not number or isinstance(tolerance, bool) or not 0 <= tolerance <= 1:
+    if not is_number(tolerance) or not 0 <= tolerance <= 1:
         raise InputError(
             f"row_tolerance is a number from 0 to 1, or None for what the dtype can hold; got "
             f"{shorten(tolerance)}."

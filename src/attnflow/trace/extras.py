@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-import numpy as np
-
 from attnflow.errors import InputError, did_you_mean, percent, shorten
-from attnflow.errors.arguments import check_count
+from attnflow.errors.arguments import check_count, is_number
 
 __all__ = [
     "ANSWER_ROWS",
@@ -103,8 +101,7 @@ class Prediction:
         if not isinstance(self.label, str):
             raise InputError(f"A prediction's label is a text; got {shorten(self.label)}.")
         for probability in (self.probability, *(p for _, p in self.alternatives)):
-            number = isinstance(probability, (int, float, np.integer, np.floating))
-            if not number or isinstance(probability, bool) or not -1e-6 <= probability <= 1 + 1e-6:
+            if not is_number(probability) or not -1e-6 <= probability <= 1 + 1e-6:
                 raise InputError(
                     f"A prediction's probability is from 0 to 1; got {shorten(probability)}."
                 )

@@ -30,12 +30,12 @@ from attnflow.hosts.balanced import (
     take_activations_as_one,
 )
 from attnflow.hosts.restore import Changes
-from attnflow.hosts.scores import InputLeaves
+from attnflow.hosts.scores import InputLeaves, token_scores
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import Attended, attend, constant_others, visible_keys
-from attnflow.hosts.transformers.row_gradients import log_probability
 from attnflow.kernels.blocks import Band, Factors, weight_rows
 from attnflow.kernels.layer import FactoredLayer, ReadLayer, aside
+from attnflow.trace.extras import LOG_PROB
 
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
@@ -339,7 +339,7 @@ class FactoredRun:
         for start in range(0, len(tokens), _ROWS_OF_SCORES):
             rows = slice(start, start + _ROWS_OF_SCORES)
             part = self.hidden[:, rows].detach().requires_grad_()
-            scores = log_probability(head(part), tokens[None, rows])
+            scores = token_scores(head(part), tokens[None, rows], LOG_PROB)
             (gradient[:, rows],) = torch.autograd.grad(scores.sum(), part)
         self.go_back(self.hidden, gradient)
 

@@ -50,11 +50,6 @@ NO_CONTRAST = -1
 """In the place of a token's id: its score is held against no other's."""
 
 
-def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return `(batch, rows)`: how likely each token is, in nats."""
-    return token_scores(logits, tokens, LOG_PROB)
-
-
 @dataclass(frozen=True, eq=False)
 class PredictingRows:
     """Texts of one length, and what their positions from `first` on predict.
@@ -385,7 +380,7 @@ def _part(
             ).logits
         part = slice(rows.start - text.first, rows.stop - text.first)
         torch.autograd.grad(text.scores(logits, part, score).sum(), inputs.leaves)
-        return handler.take(log_probability(logits.detach(), text.tokens[:, part]))
+        return handler.take(token_scores(logits.detach(), text.tokens[:, part], LOG_PROB))
 
 
 def cropped(cache: Any, length: int) -> Any:

@@ -8,7 +8,7 @@ words together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -109,15 +109,14 @@ class Composition:
         modules = [*self.vision, *self.language]
         weights = [call.in_graph for calls in modules for call in calls]
         gradients = iter(weight_gradients(total, weights, self.model))
-        arrays = [[_raising(call.in_graph, gradients) for call in calls] for calls in modules]
+
+        def raising(parts: Sequence[Tensor]) -> Array:
+            products = [(part.detach() * next(gradients)).clamp_min(0) for part in parts]
+            means = [product.mean(dim=1, keepdim=True) for product in products]
+            return torch.cat(means, dim=2).float().cpu().numpy()
+
+        arrays = [[raising(call.in_graph) for call in calls] for calls in modules]
         return np.asarray(self.stack(arrays, idle=0.0)[:, 0])
-
-
-def _raising(weights: Sequence[Tensor], gradients: Iterator[Tensor]) -> Array:
-    products = [
-        (part.detach() * next(gradients)).clamp_min(0).mean(dim=1, keepdim=True) for part in weights
-    ]
-    return torch.cat(products, dim=2).float().cpu().numpy()
 
 
 def _diagonal(calls: Sequence[Array]) -> Array:

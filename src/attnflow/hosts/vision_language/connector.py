@@ -68,29 +68,20 @@ def fed_by(outputs: Tensor, leaves: Sequence[Tensor]) -> NDArray[np.intp] | None
 def feeding_matrix(outputs: Tensor, leaves: Sequence[Tensor], name: str) -> NDArray[np.float64]:
     """Return (tokens, positions): the mean of those that feed each token, or gradients' lengths."""
     numbers = fed_by(outputs, leaves)
-    if numbers is None:
-        matrix = _by_gradient_lengths(outputs, leaves, name)
-    else:
+    if numbers is not None:
         matrix = np.zeros((len(outputs), len(numbers)))
         positions = np.flatnonzero(numbers >= 0)
         matrix[numbers[positions], positions] = 1.0
-    total = matrix.sum(axis=1, keepdims=True)
-    return np.divide(matrix, total, out=np.zeros_like(matrix), where=total > 0)
-
-
-def _by_gradient_lengths(
-    outputs: Tensor, leaves: Sequence[Tensor], name: str
-) -> NDArray[np.float64]:
-    if len(outputs) > _MOST_TOKENS:
+    elif len(outputs) > _MOST_TOKENS:
         raise UnsupportedModelError(
             f"{name} mixes overlapping patches into {len(outputs)} image tokens; up to "
             f"{_MOST_TOKENS} of them can be told apart. Use a smaller image."
         )
-    rows = [
-        _gradients(outputs, leaves, token).norm(dim=-1).cpu().numpy()
-        for token in torch.eye(len(outputs))
-    ]
-    return np.stack(rows).astype(np.float64)
+    else:
+        each = (_gradients(outputs, leaves, token) for token in torch.eye(len(outputs)))
+        matrix = np.stack([part.norm(dim=-1).cpu().numpy() for part in each]).astype(np.float64)
+    total = matrix.sum(axis=1, keepdims=True)
+    return np.divide(matrix, total, out=np.zeros_like(matrix), where=total > 0)
 
 
 def _gradients(outputs: Tensor, leaves: Sequence[Tensor], weights: Tensor) -> Tensor:

@@ -45,10 +45,13 @@ def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> 
     """Return every view in the order of the pixels; class tokens stand before its patches."""
     views: list[View] = []
     for name, positions in connector.pixels.items():
-        if positions.ndim == 1:
-            views += _cut_patches(model, name, positions, inputs)
-        else:
+        if positions.ndim > 1:
             views += _images(name, positions, connector.blocks)
+            continue
+        side = int(model.config.vision_config.patch_size)
+        for number, rows, columns, step in _steps(model, name, inputs):  # as the processor cut them
+            grid = Grid(rows, columns, 0, rows * side, columns * side)
+            views.append(View("", grid, tuple(positions[step].tolist()), (name, number)))
     patches = [position for view in views for position in view.positions]
     total = sum(connector.blocks)
     if sorted(patches) != list(range(total)):
@@ -89,16 +92,6 @@ def _reading_order(tile: NDArray[np.intp]) -> tuple[list[int], int, int, tuple[i
     covered = np.nonzero(tile >= 0)
     size = (int(covered[0].max()) + 1, int(covered[1].max()) + 1) if patches else (0, 0)
     return patches, rows, columns, size
-
-
-def _cut_patches(
-    model: Any, name: str, positions: NDArray[np.intp], inputs: Mapping[str, Tensor]
-) -> Iterator[View]:
-    """Patches that the processor has cut, of each step of each image."""
-    side = int(model.config.vision_config.patch_size)
-    for number, rows, columns, patches in _steps(model, name, inputs):
-        grid = Grid(rows, columns, 0, rows * side, columns * side)
-        yield View("", grid, tuple(positions[patches].tolist()), (name, number))
 
 
 def _steps(
