@@ -74,7 +74,7 @@ def grids_of(tokens: Tokens) -> list[Grid]:
 
 
 def _places(tokens: Tokens) -> list[tuple[int, Grid]]:
-    """Where each image begins, and its grid: one image alone, or several among words."""
+    """Return where each image begins, and its grid: one image alone, or several among words."""
     if tokens.grid is not None:
         return [(0, tokens.grid)]
     return [(image.start, image.grid) for image in getattr(tokens, "images", ())]

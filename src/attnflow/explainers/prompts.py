@@ -76,7 +76,7 @@ class PromptBatch:
 
     @property
     def padding(self) -> list[int]:
-        """How many positions of each example are padding."""
+        """The number of positions of each example that are padding."""
         return (self.length - self.mask.sum(dim=1)).tolist()
 
     def __len__(self) -> int:

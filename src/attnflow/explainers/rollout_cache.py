@@ -34,7 +34,7 @@ _SPARE_ROWS = 64  # room to grow by when more tokens come than were announced
 
 
 def streams(rollout: Rollout) -> bool:
-    """Whether this rollout's rows are final once computed.
+    """Return whether this rollout's rows are final once computed.
 
     Discarding a share of each row and dividing by how many queries see a column both depend on
     the length of the finished text; a single head at the top is no row of the rollout below. A
@@ -209,7 +209,7 @@ class RolloutCache(AttentionObserver):
     # -- the result ---------------------------------------------------------------------------
 
     def check(self, length: int) -> None:
-        """That every layer saw every position once, and every row was whole."""
+        """Check that every layer saw every position once, and every row was whole."""
         lengths = {layer.filled for layer in self._layers.values()}
         if len(self._layers) != len(self._shares) or lengths != {length}:
             raise CaptureError(
@@ -245,7 +245,7 @@ class RolloutCache(AttentionObserver):
         return values[..., begin:-1].copy(), values[..., -1].copy()
 
     def dependence(self, example: int, count: int) -> NDArray[np.float64] | None:
-        """How far each row differs from rows spread over the text, generated columns pooled."""
+        """Return how far rows differ from others spread over the text, generated columns pooled."""
         first, padding = self.prompt - 1, self.padding[example]
         own = list(range(first, first + count))
         others = [padding + k for k in spread(first + count - padding)]

@@ -1,4 +1,4 @@
-"""What may be taken away from a prompt: its sources, each a list of positions.
+"""The sources of a prompt, which may be taken away: each a list of positions.
 
 What is no source is said in the open: the first token of a decoder, where attention rests whatever
 stands there, the tokens that frame a text or a conversation, and, where it is asked for, the last

@@ -47,7 +47,7 @@ class TranscriptSource(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Action:
-    """What an agent did, and what it rests on: in the end, and step by step.
+    """An action of an agent, and what it rests on: in the end, and step by step.
 
     place, text: what is explained. sources: the sentences that were given, strongest first, their
     shares carried on through all that the model wrote. path: the way back, step by step. result:
@@ -82,7 +82,7 @@ class Action:
 
     @property
     def summary(self) -> str:
-        """What was done, and who commanded it, on a line."""
+        """A line that says what was done, and who commanded it."""
         order, share = self.commanded_by, percent(self.data_share)
         if order is None:
             return f"{self.place}: not commanded by data, of which it has {share}"

@@ -1,4 +1,4 @@
-"""What a language model writes, attributed to its prompt while it writes, or right afterwards."""
+"""Texts that a language model writes, attributed to their prompts as it writes, or afterwards."""
 
 from __future__ import annotations
 

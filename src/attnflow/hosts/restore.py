@@ -33,7 +33,7 @@ _WAIT = 0.0005  # seconds between two looks at whether a model is free
 
 
 class Changes:
-    """What is changed, each with how it is undone; undone once, the last first."""
+    """Changes, each with how it is undone; undone once, the last first."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []

@@ -36,7 +36,7 @@ class Band:
         return begin, max(begin, end)
 
     def covers(self, first: int, last: int, begin: int, end: int) -> bool:
-        """Whether each of these queries sees each of these keys."""
+        """Return whether each of these queries sees each of these keys."""
         early = self.before is None or begin >= last - 1 - self.before
         late = self.after is None or end - 1 <= first + self.after
         return early and late
@@ -74,17 +74,17 @@ class Factors:
 
     @property
     def heads(self) -> int:
-        """How many query heads."""
+        """The number of query heads."""
         return int(self.query.shape[0])
 
     @property
     def groups(self) -> int:
-        """How many query heads share a key head."""
+        """The number of query heads that share a key head."""
         return self.heads // int(self.key.shape[0])
 
     @property
     def length(self) -> int:
-        """How many positions."""
+        """The number of positions."""
         return int(self.query.shape[1])
 
     @property

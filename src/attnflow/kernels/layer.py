@@ -28,7 +28,7 @@ WAYS: dict[Way, str] = {
 
 
 class Products(Protocol):
-    """What every way offers. `sums` is (heads, n), `shares` is (heads,)."""
+    """The products that every way offers. `sums` is (heads, n), `shares` is (heads,)."""
 
     def rows_down(self, layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor) -> Tensor:
         """`(targets, n)`: vectors times the mixed attention."""
@@ -77,7 +77,7 @@ _LEAST_REST = 1e-2  # below it, what dropping leaves of a row is summed and not 
 
 @dataclass(frozen=True, eq=False)
 class _Dropping:
-    """What dropping columns does to the rows of a layer.
+    """The effect of dropping columns on the rows of a layer.
 
     factor: (n,), what a row is scaled by. own: (columns,), the dropped positions' weights on
     themselves. alone: (n,), the mass of rows that have nothing else and stay with themselves.
@@ -108,12 +108,12 @@ class FactoredLayer:
 
     @property
     def heads(self) -> int:
-        """How many heads."""
+        """The number of heads."""
         return self.factors.heads
 
     @property
     def length(self) -> int:
-        """How many positions."""
+        """The number of positions."""
         return self.factors.length
 
     @property
@@ -123,7 +123,7 @@ class FactoredLayer:
 
     @property
     def way(self) -> str:
-        """How products are formed, in words."""
+        """The way products are formed, in words."""
         return WAYS[self._way]
 
     @property
@@ -263,7 +263,7 @@ class FactoredLayer:
 
 
 class ReadLayer:
-    """What a backward pass read of a layer while its factors were there; they are not kept.
+    """The part of a layer that a backward pass read while its factors were there; they are gone.
 
     rows: the positions whose answer was explained. keys: whether all rows are summed too.
     """

@@ -1,4 +1,4 @@
-"""What runs on the device: tiles of scores that are formed, used and forgotten.
+"""The code that runs on the device: tiles of scores that are formed, used and forgotten.
 
 Written in Triton's language, which looks like Python and is compiled: names in capitals are known
 when it is. `triton_kernels` says what the kernels compute and calls them.

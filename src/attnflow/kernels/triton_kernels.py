@@ -231,7 +231,7 @@ def _hidden(layer: Factors) -> Tensor:
 
 
 def _scales(layer: Factors) -> tuple[float, float]:
-    """What products are multiplied by, and the cap; both in units of log 2."""
+    """Return the factor of products, and the cap; both in units of log 2."""
     if layer.softcap is None:
         return layer.scale * _LOG2E, 0.0
     return layer.scale * _LOG2E / layer.softcap, layer.softcap * _LOG2E
@@ -253,7 +253,7 @@ def _flags(layer: Factors) -> dict[str, Any]:
 
 
 def _operand(layer: Factors) -> torch.dtype:
-    """What weights and vectors are multiplied in: float16 would lose the small ones."""
+    """Return the type that weights and vectors are multiplied in: float16 would lose small ones."""
     return torch.float32 if layer.query.dtype == torch.float32 else torch.bfloat16
 
 

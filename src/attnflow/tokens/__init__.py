@@ -1,4 +1,4 @@
-"""What a source or a target may be: tokens, words, spans, patches of an image, common words."""
+"""Sources and targets: tokens, words, spans, patches of an image, common words."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Grid:
 
     @property
     def length(self) -> int:
-        """How many tokens in all."""
+        """The number of tokens in all."""
         return self.prefix + self.rows * self.columns
 
     def patches_of(self, values: NDArray[np.float64]) -> NDArray[np.float64]:

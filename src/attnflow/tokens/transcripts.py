@@ -68,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Target:
-    """What of a transcript is explained: a part, by its number, and characters of its text."""
+    """The target in a transcript: a part, by its number, and characters of its text."""
 
     part: int
     span: tuple[int, int]

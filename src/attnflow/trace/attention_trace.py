@@ -148,12 +148,12 @@ class AttentionTrace:
 
     @property
     def length(self) -> int:
-        """How many positions."""
+        """The number of positions."""
         return int(self.weights.shape[-1])
 
     @property
     def heads(self) -> int:
-        """How many heads are kept apart (1 when they were mixed at capture)."""
+        """The number of heads that are kept apart (1 when they were mixed at capture)."""
         return int(self.weights.shape[1])
 
     def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> Floats:

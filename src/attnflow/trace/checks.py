@@ -1,4 +1,4 @@
-"""What must hold of the parts of a trace, whether they come from a model, a user or a file."""
+"""Checks of the parts of a trace, whether they come from a model, a user or a file."""
 
 from __future__ import annotations
 

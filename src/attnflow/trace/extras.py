@@ -1,4 +1,4 @@
-"""What a trace may carry beside its weights: the model's answer, gradients, and measurements.
+"""Extras of a trace beside its weights: the model's answer, gradients, and measurements.
 
 Gradients are those of one score with respect to every weight, `(layers, heads, n, n)`.
 Measurements are named arrays of non-negative numbers, one matrix `(layers, n, n)` or one number

@@ -110,12 +110,12 @@ class FactoredTrace(AttentionTrace):
 
     @property
     def length(self) -> int:
-        """How many positions."""
+        """The number of positions."""
         return len(self.tokens)
 
     @property
     def heads(self) -> int:
-        """How many heads; all of them are in the factors."""
+        """The number of heads; all of them are in the factors."""
         return self.factors[0].heads
 
     def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> Floats:
@@ -169,11 +169,11 @@ class LayerFactors(Protocol):
 
     @property
     def heads(self) -> int:
-        """How many heads."""
+        """The number of heads."""
 
     @property
     def length(self) -> int:
-        """How many positions."""
+        """The number of positions."""
 
     @property
     def size(self) -> int:
@@ -181,7 +181,7 @@ class LayerFactors(Protocol):
 
     @property
     def way(self) -> str:
-        """How products are formed, in words for a result's provenance."""
+        """The way products are formed, in words for a result's provenance."""
 
     def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
         """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
