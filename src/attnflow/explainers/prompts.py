@@ -22,6 +22,7 @@ from attnflow.hosts.inputs import (
     check_vocabulary,
     checked_text,
     checked_tokenizer,
+    pad_rows,
     padding_to_the_right,
     tokens_of,
 )
@@ -111,24 +112,11 @@ def as_chat(text: str) -> list[Message]:
 
 def _padded(model: Model, prompts: Sequence[Prompt], several: bool) -> PromptBatch:
     """Pad on the side that the model's facts name: decoders on the left, encoders on the right."""
-    longest = max(len(prompt.ids) for prompt in prompts)
     tokens = (model.tokenizer.pad_token_id, model.tokenizer.eos_token_id)
     pad = next((token for token in tokens if token is not None), 0)
-
-    def fill(row: list[int], value: int) -> list[int]:
-        filling = [value] * (longest - len(row))
-        return filling + row if model.facts.padding_side == "left" else row + filling
-
-    ids = [fill(prompt.ids, pad) for prompt in prompts]
-    mask = [fill([1] * len(prompt.ids), 0) for prompt in prompts]
-    device = device_of(model.module)
-    return PromptBatch(
-        torch.tensor(ids, device=device),
-        torch.tensor(mask, device=device),
-        {},
-        several,
-        tuple(prompts),
-    )
+    side, device = model.facts.padding_side, device_of(model.module)
+    ids, mask = pad_rows([prompt.ids for prompt in prompts], pad, side)
+    return PromptBatch(ids.to(device), mask.to(device), {}, several, tuple(prompts))
 
 
 def _encode(tokenizer: Any, prompt: object) -> Prompt:

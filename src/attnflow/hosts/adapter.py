@@ -75,7 +75,8 @@ class Batch:
 
     `positions[b]` are those of example b that are not padding; None keeps all of them. The
     same for the decoder's side of an encoder–decoder. `words[b]` is the word each position is a
-    piece of, where the tokenizer tells.
+    piece of, where the tokenizer tells; `texts[b]` are the tokens as they were written, where that
+    is known.
 
     >>> batch = Batch({}, size=2, positions=((0, 1), (0, 1, 2)))
     >>> batch.positions_of(0, length=3), batch.positions_of(0, length=2, decoder=True)
@@ -87,6 +88,7 @@ class Batch:
     positions: Positions | None = None
     decoder_positions: Positions | None = None
     words: tuple[tuple[int | None, ...], ...] | None = None
+    texts: tuple[tuple[str, ...], ...] | None = None
 
     def positions_of(self, example: int, length: int, *, decoder: bool = False) -> tuple[int, ...]:
         """Return the positions of one example that are no padding, of `length`."""

@@ -27,7 +27,7 @@ from attnflow.hosts.adapter import Batch
 from attnflow.hosts.inputs import join_tokens
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder, Stage
-from attnflow.hosts.scores import Explained, PhraseScores, Scores
+from attnflow.hosts.scores import Explained, Scores
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 from attnflow.trace.extras import (
@@ -209,7 +209,7 @@ class ForwardPass:
         if self.uncovered:
             about["plain_gradients"] = list(self.uncovered)
         scores = self.scores[example]
-        if isinstance(scores, PhraseScores):
+        if scores is not None and scores.phrase:
             about[ANSWER_ROWS] = [row + shift for row, _ in scores.phrase]
         if scores is not None and scores.each is not None:
             about["predictions"] = scores.names(scores.each.argmax(dim=-1).tolist())

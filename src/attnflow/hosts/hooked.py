@@ -25,7 +25,13 @@ from attnflow.hosts.adapter import (
     on_device,
 )
 from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, measured
-from attnflow.hosts.inputs import REFUSED, kept_positions, name_patches, refuse_by_name
+from attnflow.hosts.inputs import (
+    REFUSED,
+    kept_positions,
+    name_patches,
+    pad_rows,
+    refuse_by_name,
+)
 from attnflow.hosts.recorder import Intervention, RecordedLayer, Recorder, Session
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
@@ -92,13 +98,6 @@ class _ProjectionHooks:
             observer.end_layer(layer)
 
 
-@dataclass(frozen=True)
-class _TextBatch(Batch):
-    """A batch made from texts, with the words as they were written."""
-
-    texts: tuple[tuple[str, ...], ...] = ()
-
-
 class EmbeddedAdapter(_ProjectionAdapter):
     """The verb-number classifier, whose attention modules return their weights."""
 
@@ -126,12 +125,9 @@ class EmbeddedAdapter(_ProjectionAdapter):
             encoded = [tokenizer.encode(text) for text in texts]
         except ValueError as error:
             raise TokensError(f"The embedded model cannot take this text: {error}") from error
-        longest = max(len(ids) for ids, _ in encoded)
-        rows = [ids + [tokenizer.pad_id] * (longest - len(ids)) for ids, _ in encoded]
-        lengths = torch.tensor([[len(ids)] for ids, _ in encoded])
-        mask = (torch.arange(longest)[None] < lengths).long()
-        return _TextBatch(
-            {"input_ids": torch.tensor(rows), "attention_mask": mask},
+        ids, mask = pad_rows([ids for ids, _ in encoded], tokenizer.pad_id)
+        return Batch(
+            {"input_ids": ids, "attention_mask": mask},
             size=len(texts),
             positions=kept_positions(mask),
             texts=tuple(tuple(words) for _, words in encoded),
@@ -141,7 +137,7 @@ class EmbeddedAdapter(_ProjectionAdapter):
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
     ) -> Tokens:
         """Return the user's own words: an unknown one is shown as written, not as its class."""
-        if isinstance(batch, _TextBatch):
+        if batch.texts is not None:
             return Tokens(batch.texts[example])
         return super().name_positions(model, tokenizer, batch, example, length)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -98,23 +98,15 @@ _SPARSE = (
 _NO_WEIGHTS = "mixes tokens without attention weights, so there is nothing to roll out"
 
 # By the model type of its config, or by how the class name of a timm model begins.
-REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        ["swin", "swinv2", "swin2sr", "donut-swin", "maskformer-swin", "hiera", "mvit", "mvitv2"],
-        _WINDOWED,
-    ),
-    **dict.fromkeys(
-        ["pvt", "pvt_v2", "segformer", "glpn", "cvt", "levit", "efficientformer", "nat", "dinat"],
-        _WINDOWED,
-    ),
-    **dict.fromkeys(
-        ["swintransformer", "multiscalevit", "pyramidvisiontransformer", "maxxvit", "twins"],
-        _WINDOWED,
-    ),
-    **dict.fromkeys(["longformer", "led", "big_bird", "bigbird_pegasus", "reformer"], _SPARSE),
-    **dict.fromkeys(["longt5", "pegasus_x", "nystromformer", "yoso", "mra"], _SPARSE),
-    **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"], _NO_WEIGHTS),
+_KINDS = {
+    _WINDOWED: "swin swinv2 swin2sr donut-swin maskformer-swin hiera mvit mvitv2 pvt pvt_v2 cvt "
+    "nat segformer glpn levit efficientformer dinat swintransformer multiscalevit maxxvit twins "
+    "pyramidvisiontransformer",
+    _SPARSE: "longformer led big_bird bigbird_pegasus reformer longt5 pegasus_x nystromformer yoso "
+    "mra",
+    _NO_WEIGHTS: "mamba mamba2 falcon_mamba rwkv xlstm fnet",
 }
+REFUSED = {kind: reason for reason, kinds in _KINDS.items() for kind in kinds.split()}
 
 
 def refuse_by_name(kind: str, model_name: str) -> None:
@@ -174,6 +166,19 @@ def padded(encoded: Any, facts: ModelFacts) -> Mapping[str, Tensor]:
     }
 
 
+def pad_rows(
+    rows: Sequence[Sequence[int]], fill: int, side: Literal["left", "right"] = "right"
+) -> tuple[Tensor, Tensor]:
+    """Return rows of token ids filled up to one length, and their mask."""
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), fill)
+    mask = torch.zeros_like(ids)
+    for k, row in enumerate(rows):
+        words = slice(longest - len(row), None) if side == "left" else slice(len(row))
+        ids[k, words], mask[k, words] = torch.tensor(row), 1
+    return ids, mask
+
+
 def words_of(encoded: Any, texts: Sequence[str]) -> tuple[tuple[int | None, ...], ...] | None:
     """Return the word of each position, where the tokenizer tells; spaces decide if more."""
     if not encoded.is_fast:
@@ -222,11 +227,8 @@ def decoder_inputs(
     if len(texts) != count:
         raise TokensError(f"{len(texts)} decoder texts were given for {count} texts.")
     rows = [after_start(prefix_ids(tokenizer, text), facts) for text in texts]
-    longest = 1 + max(map(len, rows))
-    pad = facts.pad_token or 0
-    ids = [[facts.start_token, *row, *[pad] * (longest - 1 - len(row))] for row in rows]
-    mask = [[1] * (1 + len(row)) + [0] * (longest - 1 - len(row)) for row in rows]
-    return {"decoder_input_ids": torch.tensor(ids), "decoder_attention_mask": torch.tensor(mask)}
+    ids, mask = pad_rows([[facts.start_token, *row] for row in rows], facts.pad_token or 0)
+    return {"decoder_input_ids": ids, "decoder_attention_mask": mask}
 
 
 def check_vocabulary(model: Any, ids: Tensor) -> None:

@@ -112,6 +112,10 @@ _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 
 
+TokenAt = tuple[int, int]
+"""The position that predicts a token (of an encoder–decoder: the decoder's), and the token's id."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """The scores (logits) of one example that its answer is read from.
@@ -122,6 +126,7 @@ class Scores:
     (positions, choices), are the scores of all positions where each has an answer of its own;
     `next_tokens`, of the same shape, those of a language model for what follows each position.
     `pooled`: the answer is read from all positions together, and `position` is only the first.
+    `phrase`: tokens of the text whose scores count together, so that one backward pass serves all.
 
     >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
     >>> print(scores.prediction())
@@ -135,6 +140,7 @@ class Scores:
     each: Tensor | None = None
     next_tokens: Tensor | None = None
     pooled: bool = False
+    phrase: tuple[TokenAt, ...] = ()
 
     def at(self, position: int) -> Scores:
         """Return the scores that another position's answer is read from."""
@@ -152,9 +158,12 @@ class Scores:
         return replace(self, logits=self.each[position], position=position)
 
     def choice(self, answer: int | str | None) -> int:
-        """Return the number of a choice given by number or by name; None is the best one."""
+        """Return the number of a choice given by number or by name.
+
+        None is the best one; of a phrase, its first token.
+        """
         if answer is None:
-            return int(self.logits.argmax())
+            return self.phrase[0][1] if self.phrase else int(self.logits.argmax())
         if isinstance(answer, str):
             return self._named_choice(answer)
         number = int(answer)
@@ -183,15 +192,25 @@ class Scores:
         return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
 
     def score(self, choice: int, name: ScoreName) -> Tensor:
-        """Return the number whose gradient is taken of one choice."""
+        """Return the number whose gradient is taken of one choice.
+
+        Of a phrase it is the sum over its tokens, the first of which is `choice`.
+        """
+        if self.phrase and self.next_tokens is not None:
+            ((first, _), *rest) = self.phrase
+            parts = [
+                replace(self, logits=self.next_tokens[row], phrase=()).score(token, name)
+                for row, token in [(first, choice), *rest]
+            ]
+            return torch.stack(parts).sum()
         if self.exclusive:
             return token_scores(self.logits, torch.tensor(choice, device=self.logits.device), name)
         logit = self.logits[choice].float()  # of a sigmoid these are the log odds
         return functional.logsigmoid(logit) if name == LOG_PROB else logit
 
     def label(self, choice: int) -> str:
-        """Return what people call a choice."""
-        return self.names([choice])[0]
+        """Return what people call a choice; of a phrase, with its other tokens."""
+        return " ".join(self.names([choice, *(token for _, token in self.phrase[1:])]))
 
     def prediction(self) -> Prediction:
         """Return the most probable choice, and the next ones."""
@@ -217,52 +236,16 @@ def token_scores(logits: Tensor, tokens: Tensor, name: ScoreName) -> Tensor:
     return score - logits.scatter(-1, places, -torch.inf).logsumexp(dim=-1)
 
 
-TokenAt = tuple[int, int]
-"""The position that predicts a token (of an encoder–decoder: the decoder's), and the token's id."""
-
-
-@dataclass(frozen=True)
-class PhraseScores(Scores):
-    """Tokens of one text whose scores count together, so that one backward pass serves all."""
-
-    phrase: tuple[TokenAt, ...] = ()
-
-    def choice(self, answer: int | str | None) -> int:
-        """Return the choice; by default the first token of the phrase."""
-        return self.phrase[0][1] if answer is None else Scores.choice(self, answer)
-
-    def score(self, choice: int, name: ScoreName) -> Tensor:
-        """Return the sum over the phrase, whose first token is `choice`."""
-        assert self.next_tokens is not None
-        ((first, _), *rest) = self.phrase
-        parts = [
-            Scores(self.next_tokens[row], row, self.names, self.exclusive).score(token, name)
-            for row, token in [(first, choice), *rest]
-        ]
-        return torch.stack(parts).sum()
-
-    def label(self, choice: int) -> str:
-        """Return all tokens of the phrase."""
-        return " ".join(self.names([choice, *(token for _, token in self.phrase[1:])]))
-
-
-def phrase_scores(
-    scores: Scores | None, phrase: Sequence[TokenAt], model: nn.Module
-) -> PhraseScores:
+def phrase_scores(scores: Scores | None, phrase: Sequence[TokenAt], model: nn.Module) -> Scores:
     """Return the same scores, read where these tokens are predicted."""
     if scores is None or scores.next_tokens is None:
         raise InputError(
             f"{type(model).__name__} does not say what follows each position, so several of its "
             "tokens cannot be explained together."
         )
-    return PhraseScores(
-        logits=scores.next_tokens[phrase[0][0]],
-        position=phrase[0][0],
-        names=scores.names,
-        exclusive=scores.exclusive,
-        next_tokens=scores.next_tokens,
-        phrase=tuple(phrase),
-    )
+    first = phrase[0][0]
+    logits = scores.next_tokens[first]
+    return replace(scores, logits=logits, position=first, each=None, phrase=tuple(phrase))
 
 
 Answer = int | str

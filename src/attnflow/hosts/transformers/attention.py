@@ -149,13 +149,19 @@ class AttentionCall:
         length = self.query.shape[-2]
         return RecordedLayer(self.module, self.value, length, self.stage, self.number, sink)
 
-    def run_eager(self) -> tuple[Tensor, Tensor | None]:
+    def run_eager(self, name: str | None = None) -> tuple[Tensor, Any]:
         """Run the eager attention of the file that defines the module's class.
 
         Returns the output, (batch, queries, heads, width), and the weights, (batch, heads, queries,
-        keys).
+        keys), or None. name: that of another attention function, which is run instead.
         """
-        return self._run()
+        function = sys.modules[type(self.module).__module__].eager_attention_forward
+        if name is not None:
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(name, function)
+        result: tuple[Tensor, Any] = function(
+            self.module, self.query, self.key, self.value, self.mask, **dict(self.options)
+        )
+        return result
 
     def run_eager_with_weights(self) -> tuple[Tensor, Tensor]:
         """Do the same where the weights are needed."""
@@ -200,15 +206,7 @@ class AttentionCall:
         """
         config = getattr(self.module, "config", None)
         name = _NAMED_BEFORE.get(id(config)) or getattr(config, "_attn_implementation", None)
-        return self._run(name)
-
-    def _run(self, name: str | None = None) -> Any:
-        function = sys.modules[type(self.module).__module__].eager_attention_forward
-        if name is not None:
-            function = ALL_ATTENTION_FUNCTIONS.get_interface(name, function)
-        return function(
-            self.module, self.query, self.key, self.value, self.mask, **dict(self.options)
-        )
+        return self.run_eager(name)
 
     def rows(self, rows: slice) -> AttentionCall:
         """Return the same call of some of its queries, masks and biases cut to them."""
