@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import LOG_PROBS
@@ -36,6 +37,7 @@ from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.spans import indicators
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.vision_language.towers import after_prompt, has_images
 from attnflow.kernels.layer import FactoredLayer
@@ -254,11 +256,7 @@ class Reader:
         rows = []
         for row, pad in zip(ids.tolist(), padding, strict=True):
             spans = list(self._spans(row[pad:]).values())
-            member = torch.zeros(len(row), len(spans) + 1)
-            for column, positions in enumerate(spans):
-                member[[pad + k for k in positions], column] = 1
-            member[pad:, -1] = (member[pad:].sum(dim=1) == 0).float()
-            rows.append(member)
+            rows.append(functional.pad(indicators(spans, len(row) - pad), (0, 0, pad, 0)))
         return torch.stack(rows).to(ids.device)
 
     def _spans(self, prompt: list[int]) -> dict[str, list[int]]:

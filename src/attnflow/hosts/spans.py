@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,7 +104,7 @@ def _roll_out(
     members = resolve_spans(places, spans)
     drop = places.occurrences_of(rollout.drop, required=True) if rollout.drop else ()
     layers = adapter.expected_layers(module)
-    state = _indicators(list(members.values()), length).to(device_of(module))
+    state = indicators(list(members.values()), length).to(device_of(module))
     going_up = SpansGoingUp(rollout, state, tuple(drop), int(layers or 0))
     with told_memory(module, length), at_rest(module), torch.no_grad():
         run = adapter.run_in_factors(module, batch.inputs, spans=going_up)
@@ -146,12 +145,14 @@ def _check_linear(rollout: Rollout) -> None:
         )
 
 
-def _indicators(members: Sequence[Sequence[int]], length: int) -> Tensor:
-    """`(n, spans)`: 1 where a position belongs to a span; one more column for those of none."""
-    belongs = np.zeros((length, len(members)), dtype=np.float32)
+def indicators(members: Sequence[Sequence[int]], length: int) -> Tensor:
+    """Return `(n, spans + 1)`: 1 where a position belongs to a span; the last is for those of none.
+
+    >>> indicators([[0, 1]], length=3).tolist()
+    [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    """
+    belongs = torch.zeros(length, len(members) + 1)
     for column, positions in enumerate(members):
-        belongs[positions, column] = 1.0
-    outside = ~belongs.any(axis=1)
-    if outside.any():
-        belongs = np.column_stack([belongs, outside]).astype(np.float32)
-    return torch.from_numpy(belongs)
+        belongs[list(positions), column] = 1.0
+    belongs[:, -1] = (belongs.sum(dim=1) == 0).float()
+    return belongs
