@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.attribution import citations
+from attnflow.attribution import passages
 from attnflow.attribution.verdict import Verdict
 from attnflow.hosts.model import Model
 from attnflow.web.models import Limits, OfferedModel
@@ -53,7 +53,7 @@ def client(model: Model) -> Iterator[Client]:
 @pytest.fixture(autouse=True)
 def certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model needs no document: here every statement rests on its strongest source."""
-    usual = citations.statements_of
+    usual = passages.statements_of
 
     def resting(result: Any) -> Any:
         from dataclasses import replace
@@ -64,7 +64,7 @@ def certain(monkeypatch: pytest.MonkeyPatch) -> None:
             for each in usual(result)
         )
 
-    monkeypatch.setattr(citations, "statements_of", resting)
+    monkeypatch.setattr(passages, "statements_of", resting)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import attnflow
 from attnflow import Attribution, Raw, Tokens
-from attnflow.attribution.citations import citations_of
-from attnflow.attribution.passages import passages_of, statements_of
+from attnflow.attribution.passages import citations_of, passages_of, statements_of
 from attnflow.attribution.verdict import Verdict
 from attnflow.cli.app import _run
 from attnflow.errors import AttributionWarning, InputError

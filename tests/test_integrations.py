@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import attnflow
-from attnflow.attribution import citations
+from attnflow.attribution import passages
 from attnflow.errors import InputError
 from attnflow.explainers import answers
 from attnflow.hosts.model import Model
@@ -229,7 +229,7 @@ def half(monkeypatch: pytest.MonkeyPatch, certain: None) -> None:
     usual = answers.statements_of
 
     def mixed(result: Any) -> Any:
-        return (citations.statements_of(result)[0], *usual(result)[1:])
+        return (passages.statements_of(result)[0], *usual(result)[1:])
 
     monkeypatch.setattr(answers, "statements_of", mixed)
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.citations import Citation, citations_of
 from attnflow.attribution.passages import (
     DOCUMENTS,
     LOG_PROBS,
     SELECTION,
     STATEMENTS,
+    Citation,
     Statement,
+    citations_of,
     positions_of,
     statements_of,
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnflow.attribution.citations import Citation
+from attnflow.attribution.passages import Citation
 from attnflow.errors import InputError
 from attnflow.integrations import ask_alone, grounded_part
 

@@ -27,7 +27,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from attnflow.attribution.citations import Citation
+from attnflow.attribution.passages import Citation
 from attnflow.errors import InputError
 from attnflow.explainers.questions import uses_chat
 from attnflow.hosts.load import as_model

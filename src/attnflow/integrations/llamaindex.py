@@ -26,7 +26,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from attnflow.attribution.citations import Citation
+from attnflow.attribution.passages import Citation
 from attnflow.integrations import ask_alone, framework_documents
 
 _NO_NODES = "Empty Response"  # what LlamaIndex's own engines answer

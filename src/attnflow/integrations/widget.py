@@ -16,8 +16,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from attnflow.attribution.citations import Citation
-from attnflow.attribution.passages import Statement
+from attnflow.attribution.passages import Citation, Statement
 from attnflow.explainers.answers import Answer
 
 

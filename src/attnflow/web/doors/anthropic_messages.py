@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from attnflow.attribution.citations import Citation
+from attnflow.attribution.passages import Citation
 from attnflow.errors import InputError
 from attnflow.web.doors import conversation as door
 from attnflow.web.doors.conversation import CitedAnswer, SentDocument, event

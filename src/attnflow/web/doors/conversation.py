@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from jinja2 import TemplateError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from attnflow.attribution.citations import Citation
+from attnflow.attribution.passages import Citation
 from attnflow.errors import InputError, shorten
 from attnflow.explainers.answers import Answer, ask
 from attnflow.explainers.prompts import Prompt, encode_prompts

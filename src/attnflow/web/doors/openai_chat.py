@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from attnflow.attribution.citations import Citation
+from attnflow.attribution.passages import Citation
 from attnflow.tokens.documents import named_documents
 from attnflow.web.doors import conversation as door
 from attnflow.web.doors.conversation import CitedAnswer, SentDocument, sse
