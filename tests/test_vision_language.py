@@ -20,8 +20,8 @@ import attnflow
 from attnflow import GradientAttention, GradientRollout, Rollout
 from attnflow.errors import InputError, MethodError, UnsupportedModelError
 from attnflow.hosts.capture import capture
-from attnflow.hosts.vision_language.connector import fed_by, feeding_matrix
-from attnflow.hosts.vision_language.views import pictures_of, with_pictures
+from attnflow.hosts.vision_language.composition import pictures_of, with_pictures
+from attnflow.hosts.vision_language.towers import fed_by, feeding_matrix
 from attnflow.methods.products import image_sources
 from vision_families import (
     TEXT,

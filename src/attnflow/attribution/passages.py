@@ -347,6 +347,8 @@ def _sentences(texts: list[str], columns: Sequence[int]) -> tuple[Unit, ...]:
 class Citation:
     """A statement of an answer, and a sentence of a document that it rests on or draws on.
 
+    Every form in which citations are handed on (the command line, HTTP, frameworks) is made of it.
+
     start, end: the statement's characters in the answer, which are `text`. document: its name;
     document_index: its number among those that were given, from 0.
     cited_start, cited_end: the sentence's characters in the document, which are `cited_text`.

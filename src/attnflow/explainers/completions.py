@@ -37,8 +37,8 @@ from attnflow.hosts.inputs import check_vocabulary, checked_tokenizer
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.hosts.vision_language.composition import with_pictures
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
-from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
 from attnflow.show.progress import in_notebook
 from attnflow.tokens.documents import Document

@@ -22,8 +22,8 @@ from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.vision_language.composition import with_pictures
 from attnflow.hosts.vision_language.towers import image_prompt, read_photos, reads_images
-from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
 from attnflow.show.progress import in_notebook
 from attnflow.tokens.patches import Picture

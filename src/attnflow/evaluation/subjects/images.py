@@ -37,8 +37,8 @@ from attnflow.hosts.images import (
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.vision_language.composition import pictures_of
 from attnflow.hosts.vision_language.towers import image_prompt, towers_of
-from attnflow.hosts.vision_language.views import pictures_of
 from attnflow.tokens import Grid
 
 Cover = tuple[Floats, NDArray[np.bool_]]
