@@ -9,7 +9,6 @@ intervention (here), that take the gradients of single rows (`row_gradients`) an
 drop the mask in silence.
 
 A pass that another thread makes meanwhile takes no part: it attends as if nothing were changed.
-Where processes have the heads of a model between them (`Shards`), handlers see all heads.
 """
 
 from __future__ import annotations
@@ -41,7 +40,12 @@ _OUTPUT_HEADS = 2  # that of an output: (batch, queries, heads, width)
 
 @dataclass(frozen=True)
 class Shards:
-    """The processes that have the heads of a model between them."""
+    """The processes that have the heads of a model between them (tensor parallelism).
+
+    Every process gathers the queries, keys and values of all heads, attends with all of them, and
+    goes on with its own; on the way back it is the other way round. So whoever watches or changes
+    attention sees every head in every process, and results are the same as in one.
+    """
 
     group: Any
 
