@@ -218,8 +218,8 @@ def statements_of(result: Attribution) -> tuple[Statement, ...]:
             likelihood = exp(float(np.mean([likely[k] for k in part.tokens])))
         sources = rank_passages(result, part.rows, passages)
         if verdict is not None:  # before all those that it speaks of
-            named = verdict.passages
-            sources = tuple(sorted(sources, key=lambda each: each.passage not in named))
+            first = verdict.passages
+            sources = tuple(sorted(sources, key=lambda each: each.passage not in first))
         statement = Statement(
             part.text, part.rows, sources, verdict, part.start, part.tokens, likelihood
         )

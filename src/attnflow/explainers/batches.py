@@ -161,8 +161,8 @@ class TextBatches(Batches[Any]):
         def explain(method: Method, text: Any) -> Attribution:
             fitted = depends_on_text(method, self.model)
             applied = default_for(self.model, text) if fitted else method
-            asked: dict[str, Any] = {"targets": self._targets, "layers": self.layers}
-            return apply_method(applied, self.model, text, **asked)
+            request: dict[str, Any] = {"targets": self._targets, "layers": self.layers}
+            return apply_method(applied, self.model, text, **request)
 
         return [[explain(method, text) for text in items] for method in methods]
 

@@ -376,8 +376,8 @@ class BalancedGradient(Method):
             return np.broadcast_to(relevance / len(rows), shape)
         if isinstance(trace, FactoredTrace):
             check_gradients(self, trace, BALANCED)
-            held = [trace.factors[index] for index in indices]
-            read = [x.score_rows(rows) if name == "rows" else x.gradient_sums() for x in held]
+            factors = [trace.factors[index] for index in indices]
+            read = [x.score_rows(rows) if name == "rows" else x.gradient_sums() for x in factors]
         elif name == "rows":
             read = [required(self, trace, BALANCED_SCORES)[index, rows] for index in indices]
         else:
