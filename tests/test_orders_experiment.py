@@ -104,7 +104,7 @@ def test_tables_add_up_from_what_was_kept(folder: Path, tmp_path: Path) -> None:
     records = [{"name": n, "kind": "injections", **c} for n, c in zip(names, cases, strict=True)]
     write_lines(journal, records)
     model: Any = None  # what is kept is not run again
-    (table,) = OrdersExperiment(cases=1, kinds=("injections",))(
+    (table,) = OrdersExperiment(cases=2, kinds=("injections",))(
         model, data=folder, journal=journal
     ).tables
     values = {name: cells[0].value for name, cells in table.rows.items()}
