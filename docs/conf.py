@@ -12,6 +12,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "src")]
 
 import docstrings  # noqa: E402
 import reference_pages  # noqa: E402
+import search_excerpts  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 
 from attnflow._version import __version__  # noqa: E402
@@ -22,6 +23,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 os.environ["NO_COLOR"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # idle threads of small models cost processor time
 os.environ["TQDM_DISABLE"] = "1"
 
 project = "attnflow"
@@ -100,6 +102,8 @@ def _title(file: str) -> str:
 
 
 def setup(app: Sphinx) -> None:
-    """Read docstrings as this project writes them, and keep links inside the site."""
+    """Read docstrings as this project writes them, keep links inside the site, show excerpts."""
     app.connect("autodoc-process-docstring", docstrings.process)
     app.connect("source-read", _lead_inside)
+    app.connect("html-page-context", search_excerpts.collect)
+    app.connect("build-finished", search_excerpts.write)

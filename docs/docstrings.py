@@ -53,7 +53,8 @@ def _is_list_of_arguments(paragraph: list[str]) -> bool:
 
 
 def _fields(paragraph: list[str]) -> Iterator[str]:
-    names, text = [], ""
+    names: list[str] = []
+    text = ""
     for line in [*paragraph, "end: of it"]:
         argument = ARGUMENT.match(line)
         if argument:

@@ -26,7 +26,7 @@ _WRAPPED = 0.7  # of the widest line of a page: a line as long as this goes on i
 
 
 def read_documents(places: Sequence[str], answer: str | None = None) -> tuple[Document, ...]:
-    """Read the documents that are named: files, folders, patterns such as 'notes/*.txt', or - .
+    """Read the documents that are named: files, folders, patterns such as `notes/*.txt`, or `-`.
 
     answer: a file that is none of them, though a pattern may match it.
 
