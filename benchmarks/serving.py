@@ -22,13 +22,13 @@ from pathlib import Path
 from random import Random
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-NEW, WORDS = 64, 165
+NEW, WORDS = 64, 165  # tokens of the answer, words of each document
 PATH = "/v1/chat/completions"
 PLACES = ("harbour", "mill", "school", "garden", "station", "library", "bakery", "tower")
 QUESTION = "How long is the notice period of the library, and who must receive the notice?"
 
 
-def documents() -> dict[str, str]:
+def documents(words: int) -> dict[str, str]:
     """Texts of which each is about a place of its own."""
     rng, texts = Random(0), {}
     for place in PLACES:
@@ -36,7 +36,7 @@ def documents() -> dict[str, str]:
             f"The notice period of the {place} is {rng.randrange(20, 90)} days.",
             f"The keeper of the {place}, {rng.choice('ABCDEFG')}. Moor, must receive the notice.",
         ]
-        while sum(len(fact.split()) for fact in facts) < WORDS:
+        while sum(len(fact.split()) for fact in facts) < words:
             number = rng.randrange(10, 999)
             facts.append(
                 f"In {rng.randrange(1850, 2020)} the {place} had {number} visitors, who paid "
@@ -46,7 +46,7 @@ def documents() -> dict[str, str]:
     return texts
 
 
-def added_time() -> list[str]:
+def added_time(words: int, new: int) -> list[str]:
     """Return lines on the time of an answer and of its citations."""
     import torch
 
@@ -56,10 +56,10 @@ def added_time() -> list[str]:
     from attnflow.tokens.documents import named_documents
 
     torch.set_num_threads(1)
-    model, texts = as_model(None, default="smollm2"), named_documents(documents())
+    model, texts = as_model(None, default="smollm2"), named_documents(documents(words))
     prompt = question_prompt(model, QUESTION, texts, True)
     start = time.process_time()
-    answer = write_answer(model, prompt, True, NEW, {"min_new_tokens": NEW})
+    answer = write_answer(model, prompt, True, new, {"min_new_tokens": new})
     written = time.process_time() - start
     result = read_answer(model, prompt, texts, answer)
     added = time.process_time() - start - written
@@ -116,12 +116,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/bench"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--quick", action="store_true", help="one round of few requests")
+    parser.add_argument("--quick", action="store_true", help="short documents, one round")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.requests = 1, 16
     arguments.output.mkdir(parents=True, exist_ok=True)
-    lines = added_time()
+    lines = added_time(WORDS // 4, NEW // 2) if arguments.quick else added_time(WORDS, NEW)
     print(*lines, flush=True)
     if find_spec("ray") is not None and arguments.rounds:
         lines += replicas(arguments.rounds, arguments.requests)
