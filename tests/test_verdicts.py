@@ -51,7 +51,7 @@ def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
     )  # fmt: skip
     model = KnownModel(rule)
     monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: model)
-    loaded: Any = SimpleNamespace(tokenizer=None)
+    loaded: Any = SimpleNamespace(tokenizer=None, calibration=None)
     (verdict,), _ = verdicts.judge_statements(result, loaded, Completion(Prompt([0] * 6), [7]))
     assert verdict is not None
     return verdict, model.sets

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
+import attnflow
 from attnflow.attribution.verdict import Verdict
-from attnflow.errors import InputError
+from attnflow.errors import FileError, InputError
+from attnflow.testing import tiny_decoder
+from attnflow_experiments.journal import append_record
 from attnflow_experiments.verdicts.data import KINDS, GroundedCase, grounded_cases
 from attnflow_experiments.verdicts.experiment import (
     VerdictsExperiment,
@@ -78,3 +81,38 @@ def test_numbers_are_those_of_scipy_and_of_a_known_curve() -> None:
     middle, slope = fit(records)
     assert middle == pytest.approx(2, abs=0.5)  # both classes count the same there
     assert slope == pytest.approx(1.5, abs=0.2)
+
+
+def test_a_model_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    """Fitted to answers that were kept, it lies in the model's folder, and verdicts follow it."""
+    module, tokenizer = tiny_decoder()
+    module.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rng = np.random.default_rng(0)
+    records = []
+    for k, x in enumerate(rng.uniform(-2, 8, 400).tolist()):
+        verdict = Verdict("rests", ("a",), 1, 0.0, -x, 0.0, -9.0).to_dict()
+        rests = bool(rng.uniform() < 1 / (1 + np.exp(-2 * (x - 4))))
+        records.append({"name": str(k), "rests": rests, "verdict": verdict})
+    journal = tmp_path / "kept.jsonl"
+    experiment = VerdictsExperiment()
+    for record in records[:5]:
+        append_record(journal, record)
+    with pytest.raises(InputError, match="at least 10"):
+        experiment.calibrate(journal, tmp_path / "model")
+    for record in records[5:]:
+        append_record(journal, record)
+    file = experiment.calibrate(journal, tmp_path / "model")
+    loaded = attnflow.load(str(tmp_path / "model"))
+    assert loaded.calibration == pytest.approx(fit(records))
+    texts = {"a.txt": "the keys to the cabinets .", "b.txt": "the author is old ."}
+    (statement,) = attnflow.grounded(loaded, "the cabinets", texts, question="the keys")
+    verdict = statement.verdict
+    assert verdict is not None
+    assert verdict.curve == loaded.calibration
+    middle, slope = fit(records)
+    expected = 1 / (1 + np.exp(-slope * (verdict.support - middle)))
+    assert verdict.rests_on_documents == pytest.approx(expected)
+    file.write_text("{}", encoding="utf-8")
+    with pytest.raises(FileError, match=r"attnflow-verdicts\.json"):
+        _ = attnflow.load(str(tmp_path / "model")).calibration

@@ -117,13 +117,23 @@ def verdicts(
             help="Fill documents beside facts up to this length; 0 adds none. May be repeated.",
         ),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit the probability that `ask` tells to these answers, and keep the curve in "
+            "the model's folder, where every command finds it.",
+        ),
+    ] = False,
     device: DeviceOption = "cpu",
     output: KeptFolderOption = None,
 ) -> None:
-    """Is an answer from the documents told from memory?
-
-    The development part also fits the calibration of the model.
-    """
+    """Is an answer from the documents told from memory?"""
+    if calibrate and (output is None or model is None or not Path(model).is_dir()):
+        raise typer.BadParameter(
+            f"--calibrate fits the curve of a model in a folder to answers that are kept; got "
+            f"--model {model} and --output {output}."
+        )
     options.prepare_models()
     from attnflow_experiments.report import finish
     from attnflow_experiments.verdicts.data import KINDS
@@ -141,6 +151,8 @@ def verdicts(
     with keeping(output):
         report = experiment(loaded, data=data, journal=journal)
     finish(report, output, context)
+    if calibrate and journal is not None and model is not None:
+        typer.echo(f"wrote {experiment.calibrate(journal, Path(model))}", err=True)
 
 
 def orders(

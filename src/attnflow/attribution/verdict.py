@@ -17,10 +17,11 @@ Part = Literal["document", "word", "region"]
 # Fitted to 526 answers of SmolLM2, Gemma 3 and Qwen2.5 (`attnflow experiment verdicts`): how likely
 # support makes it that an answer rests on the documents, and the support from which a source is
 # claimed. Of 420 answers that have a source 10 have less, of 106 that have none 6 have more.
-_MIDDLE, _SLOPE = 1.1, 2.0
+CURVE = (1.1, 2.0)  # its middle, and its slope there
 _CLAIMED = 1.5
 _HALF = log(2)  # a probability that is halved, in nats
 _LITTLE = -log(0.9)  # one that has lost a tenth
+_LISTS = ("sources", "passages", "curve")
 _LEAST = 0.01  # a part of a probability below which no digit is told
 
 
@@ -38,7 +39,8 @@ class Verdict:
     The log-probabilities of this word, or of the answer, in nats: as it was asked (log_prob);
     without what it took to lose it (without: the sources, and of "either" what ranks between them).
     Over documents also with the sources' documents and no other (alone), and with no document
-    (prior). passages: the numbers of the sources among the prompt's documents.
+    (prior). passages: the numbers of the sources among the prompt's documents. curve: middle and
+    slope of what support says of where a statement comes from; a model may have one of its own.
 
     >>> numbers = (-0.2, -4.0, -0.4, -7.0)
     >>> verdict = Verdict("rests", ("a.txt, sentence 1",), 2, *numbers, word="45")
@@ -60,6 +62,7 @@ class Verdict:
     passages: tuple[int, ...] = ()
     part: Part = "document"
     word: str | None = None
+    curve: tuple[float, float] = CURVE
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("kind", self.kind, Kind), ("part", self.part, Part)):
@@ -88,7 +91,8 @@ class Verdict:
         """
         if self.prior is None:
             return None
-        return 1 / (1 + exp(-max(-60.0, min(60.0, _SLOPE * (self.support - _MIDDLE)))))
+        middle, slope = self.curve
+        return 1 / (1 + exp(-max(-60.0, min(60.0, slope * (self.support - middle)))))
 
     @property
     def left(self) -> float:
@@ -175,14 +179,14 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         record = asdict(self)
-        return {**record, "sources": list(self.sources), "passages": list(self.passages)}
+        return {**record, **{name: list(record[name]) for name in _LISTS}}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Verdict:
         """The inverse of `to_dict`; what else a record holds is left."""
+        record = {"curve": CURVE, **record}
         values = {field.name: record[field.name] for field in fields(cls)}
-        names, numbers = map(str, record["sources"]), map(int, record["passages"])
-        return cls(**{**values, "sources": tuple(names), "passages": tuple(numbers)})
+        return cls(**{**values, **{name: tuple(record[name]) for name in _LISTS}})
 
 
 def telling(log_prob: float, prior: float) -> float:

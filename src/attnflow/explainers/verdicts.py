@@ -25,6 +25,7 @@ from attnflow.attribution.passages import (
 )
 from attnflow.attribution.rescaling import SOURCE_TOKENS
 from attnflow.attribution.verdict import (
+    CURVE,
     UNCHECKED,
     Kind,
     Part,
@@ -92,7 +93,13 @@ def judge_statements(
     reading.read([frozenset(), every])  # the prompt is read once for all
     words = _new_words(model, prompt_ids, ids, every)
     judged = [
-        _Judged(statement, _telling_words(statement, words, reading, every), passages, result)
+        _Judged(
+            statement,
+            _telling_words(statement, words, reading, every),
+            passages,
+            result,
+            model.calibration or CURVE,
+        )
         if statement.sources
         else None
         for statement in statements_of(result)
@@ -165,8 +172,9 @@ class _Judged:
         words: Sequence[Unit],
         passages: Sequence[Passage],
         result: Attribution,
+        curve: tuple[float, float],
     ) -> None:
-        self.words = words
+        self.words, self.curve = words, curve
         self.sources = [each for each in statement.sources if each.share > 0][:_MOST_RANKED]
         self.documents = [
             frozenset(positions_of(result, passages[each.passage].columns)) for each in self.sources
@@ -289,6 +297,7 @@ class _Judged:
             prior=reading.of(word.tokens, every),
             passages=tuple(self.sources[k].passage for k in numbers),
             word=_readable(word.text),
+            curve=self.curve,
         )
 
 

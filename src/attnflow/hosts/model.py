@@ -10,22 +10,26 @@ A package adds a host through the entry point group `attnflow.adapters`, whose v
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from attnflow.errors import ModelError, TokensError, UnsupportedModelError, shorten
+from attnflow.errors import FileError, ModelError, TokensError, UnsupportedModelError, shorten
 from attnflow.hosts.adapter import Adapter, ModelFacts
 from attnflow.hosts.inputs import saved_processor
 
 __all__ = ["Model"]
 
 ENTRY_POINTS = "attnflow.adapters"
+CALIBRATION = "attnflow-verdicts.json"
+"""The file in a model's folder that holds the curve of its verdicts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,25 @@ class Model:
     def facts(self) -> ModelFacts:
         """Facts that the model's config and class say of it, such as where its answer is read."""
         return self.adapter.facts(self.module)
+
+    @cached_property
+    def calibration(self) -> tuple[float, float] | None:
+        """Middle and slope of the curve of its verdicts, if its folder holds one of its own.
+
+        `attnflow experiment verdicts --calibrate` fits and writes it.
+        """
+        folder = str(getattr(getattr(self.module, "config", None), "_name_or_path", "") or "")
+        file = Path(folder, CALIBRATION)
+        if not folder or not file.is_file():
+            return None
+        try:
+            curve = json.loads(file.read_text(encoding="utf-8"))
+            return float(curve["middle"]), float(curve["slope"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise FileError(
+                f"{file} holds no curve of verdicts, a middle and a slope. Make it again with "
+                "attnflow experiment verdicts --calibrate, or delete it."
+            ) from error
 
     @cached_property
     def image_processor(self) -> Any:

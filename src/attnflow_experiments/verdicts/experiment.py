@@ -6,6 +6,7 @@ is held against whether the answer stands in the documents, or only in the model
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,7 @@ from attnflow.errors.progress import tell
 from attnflow.evaluation.metrics import summarize
 from attnflow.evaluation.table import Cell, Table
 from attnflow.explainers.answers import ask
-from attnflow.hosts.model import Model
+from attnflow.hosts.model import CALIBRATION, Model
 from attnflow_experiments.ablation.data import PARTS, Part
 from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.report import Report
@@ -38,6 +39,7 @@ _MOST_WRITTEN = 24  # tokens of an answer
 _FRAME = 96  # tokens of the question, the chat template and the answer
 _BINS = 10
 _DRAWS = 1000
+_LEAST_KNOWN = 10  # answers from documents, and from memory, that a curve is fitted to
 Floats = NDArray[np.float64]
 
 
@@ -91,10 +93,24 @@ class VerdictsExperiment:
                 filled = GroundedCase(case.name, case.kind, question, case.known)
                 yield f"{length}-{case.name}", length, filled
 
+    def calibrate(self, journal: Path, model: Path) -> Path:
+        """Write the curve that fits the answers of a journal into the folder of their model."""
+        known = _known(list(read_journal(journal).values()))
+        sides = [sum(bool(record["rests"]) is side for record in known) for side in (True, False)]
+        if min(sides) < _LEAST_KNOWN:
+            raise InputError(
+                f"{sides[0]} answers rest on the documents and {sides[1]} come from memory; a "
+                f"curve is fitted to at least {_LEAST_KNOWN} of each: ask more questions."
+            )
+        middle, slope = fit(known)
+        curve = {"middle": middle, "slope": slope, "answers": len(known)}
+        file = model / CALIBRATION
+        file.write_text(json.dumps(curve, indent=2) + "\n", encoding="utf-8")
+        return file
+
     def _report(self, records: Sequence[Mapping[str, Any]]) -> Report:
         judged = [record for record in records if record["verdict"] is not None]
-        known = [record for record in judged if record["rests"] is not None]
-        middle, slope = fit(known) if known else (float("nan"),) * 2
+        middle, slope = fit(_known(judged)) if judged else (float("nan"),) * 2
         return Report(
             name="verdicts",
             title=f"From the documents or from memory, {self.part}",
@@ -140,6 +156,11 @@ def _try(model: Model, case: GroundedCase) -> dict[str, Any]:
         "named": None if statement is None else [each.name for each in statement.sources[:1]],
         "verdict": None if verdict is None else verdict.to_dict(),
     }
+
+
+def _known(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the records of answers that have a verdict and of which it is known what is right."""
+    return [each for each in records if each["verdict"] is not None and each["rests"] is not None]
 
 
 def fit(records: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
