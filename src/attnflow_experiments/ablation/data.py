@@ -104,8 +104,14 @@ def passages(path: Path, part: Part, *, skip: int = 0) -> list[CompletionPrompt]
     path: a dump of wiki pages (`<title>`, `<text>`, such as enwik8), or plain text with a paragraph
     a line; .gz is unpacked.
     """
+    return passages_of_pages(_pages(_read(path)), part, path.name, skip=skip)
+
+
+def passages_of_pages(
+    pages: list[tuple[str, str]], part: Part, name: str, *, skip: int = 0
+) -> list[CompletionPrompt]:
+    """Return the same from titles and texts; `name` is what an error calls them by."""
     rng = random.Random(_SEED)
-    pages = _pages(_read(path))
     rng.shuffle(pages)
     passages: dict[Part, list[str]] = {name: [] for name in PARTS}
     for title, text in pages:
@@ -119,7 +125,7 @@ def passages(path: Path, part: Part, *, skip: int = 0) -> list[CompletionPrompt]
             break
     if not passages[part]:
         raise InputError(
-            f"{path.name!r} holds no paragraph of {_PARAGRAPH[0]} to {_PARAGRAPH[1]} plain words "
+            f"{name!r} holds no paragraph of {_PARAGRAPH[0]} to {_PARAGRAPH[1]} plain words "
             f"for the {part} part."
         )
     ends = [text.split()[-_PASSAGE_WORDS:] for text in passages[part][: skip + _PASSAGES]]

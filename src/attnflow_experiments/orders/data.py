@@ -87,7 +87,11 @@ def poisoned_questions(folder: Path) -> list[SourcedQuestion]:
         rng = random.Random(f"{_SEED}:{row.values['question']}")
         answer = str(row.values["poisoned_answer"])
         poison = [str(text) for text in row.values["poison"]][:_POISON]
-        clean = [text for text in rng.sample(others, 40) if answer.lower() not in text.lower()]
+        clean = [
+            text
+            for text in rng.sample(others, min(40, len(others)))
+            if answer.lower() not in text.lower()
+        ]
         texts = [*poison, *clean[:_POISON]]
         rng.shuffle(texts)
         documents = tuple((f"passage {k + 1}", text) for k, text in enumerate(texts))

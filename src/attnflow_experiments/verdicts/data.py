@@ -82,7 +82,7 @@ def grounded_cases(
         if "ordinary" in kinds:
             yield GroundedCase(f"ordinary-{question.question}", "ordinary", question)
         if "doubled" in kinds:
-            yield GroundedCase(f"doubled-{question.question}", "doubled", _doubled(question))
+            yield GroundedCase(f"doubled-{question.question}", "doubled", doubled(question))
     if "unanswerable" in kinds:
         records = _read(folder, FILES["unanswerable"])
         own = [record for record in records if part_of(str(record["question"])) == part]
@@ -149,7 +149,7 @@ def _statement(fact: Mapping[str, Any], answer: str) -> str:
     return f"{fact['prompt']} {answer}."
 
 
-def _doubled(question: SourcedQuestion) -> SourcedQuestion:
+def doubled(question: SourcedQuestion) -> SourcedQuestion:
     """Return it with a copy of its right document at the other end."""
     (right,) = question.right
     name, text = question.documents[right]

@@ -1,0 +1,5 @@
+"""Run the bench: `python -m attnflow_experiments.bench`."""
+
+from attnflow_experiments.bench.command import main
+
+main()

@@ -1,0 +1,128 @@
+"""`attnflow bench`: every method on the same prompts, with intervals and costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from attnflow.cli import options
+from attnflow.cli.writing import tell_written
+from attnflow.errors import InputError
+from attnflow_experiments.options import DeviceOption, keeping
+
+app = typer.Typer(
+    name="bench",
+    help="Hold methods against each other: the same prompts, the same ablations, one table.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    epilog="\b\nExamples:\n  attnflow bench --quick --output out/bench\n"
+    "  attnflow bench --data FOLDER --method default --method mine.py:my_method --output out/bench",
+)
+_QUICK = ("facts", "squad")
+
+
+@app.callback()
+def bench(
+    context: typer.Context,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[LABEL=]NAME|FOLDER", help="A model. May be repeated."),
+    ] = None,
+    data_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this data set. May be repeated."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE.py:FUNCTION",
+            help="A method, a peer, or a function of your own. May be repeated. Default: all ours, "
+            "and the peers where --peers is given.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where the data sets are. Default: a small sample that ships."
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="'development', to choose by, 'held-out', to report once, or 'all'.")
+    ] = "development",
+    samples: Annotated[int, typer.Option(help="How many items of each data set count.")] = 20,
+    peers: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The peers' packages, made by `make bench-peers`."),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="How many jobs run at once.")] = 1,
+    is_quick: Annotated[
+        bool, typer.Option("--quick", help="Four items of two data sets, in minutes.")
+    ] = False,
+    device: DeviceOption = "cpu",
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Tables, the page and the journal. The same command goes on from where it "
+            "stopped.",
+        ),
+    ] = Path("out/bench"),
+) -> None:
+    """Hold methods against each other: the same prompts, the same ablations, one table.
+
+    Each model runs each data set once; what ablations say of a prompt is measured once for all
+    methods.
+    """
+    options.prepare_models()
+    from rich.console import Console
+
+    from attnflow_experiments.bench.data import DATA_SETS
+    from attnflow_experiments.bench.methods import OURS, PEER_PACKAGES
+    from attnflow_experiments.bench.run import BenchPlan, quick, run_bench
+    from attnflow_experiments.bench.sample import write_sample
+    from attnflow_experiments.bench.tables import bench_report, gather, write_page
+    from attnflow_experiments.report import command_line
+
+    if data is not None and not data.is_dir():
+        raise InputError(f"--data {str(data)!r} is not a folder.")
+    usual = [name for name, each in DATA_SETS.items() if each.kind == "prompts"]
+    with TemporaryDirectory() as folder:
+        plan = BenchPlan(
+            models=labelled(model or ["smollm2"]),
+            data_sets=tuple(data_set or (_QUICK if is_quick else usual)),
+            methods=tuple(method or (*OURS, *(PEER_PACKAGES if peers else ()))),
+            data=data or write_sample(Path(folder)),
+            output=output,
+            part=part,  # type: ignore[arg-type]  # checked there
+            samples=samples,
+            peers=peers,
+            device=device,
+            processes=processes,
+        )
+        plan = quick(plan) if is_quick else plan
+        with keeping(output):
+            run_bench(plan)
+    report = bench_report(plan, gather(plan))
+    report.show(Console(highlight=False))
+    report = replace(report, command=command_line(context))
+    for path in (*report.write(output), write_page(report, output / "bench.html")):
+        tell_written(path)
+
+
+def labelled(models: list[str]) -> dict[str, str]:
+    """Return models by their labels; without one, the last part of a name or folder is it."""
+    pairs = [each.split("=", 1) if "=" in each else [Path(each).name, each] for each in models]
+    found = {pair[0]: pair[1] for pair in pairs}
+    if len(found) < len(pairs):
+        raise InputError("Two models have the same label; give each its own: --model LABEL=NAME.")
+    return found
+
+
+def main() -> None:
+    """Run the command without the others of attnflow."""
+    app()

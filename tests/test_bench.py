@@ -1,0 +1,261 @@
+"""The bench: what its metrics are, what its journal keeps, and how a method is added."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from typer.testing import CliRunner
+
+from attnflow.errors import InputError, MethodError
+from attnflow_experiments.bench import data, run
+from attnflow_experiments.bench.cases import (
+    Responses,
+    measure_sets,
+    prepare_item,
+    reference_sets,
+    score_item,
+)
+from attnflow_experiments.bench.command import app, labelled
+from attnflow_experiments.bench.data import DATA_SETS, load_items
+from attnflow_experiments.bench.methods import Peer, find_method, run_here
+from attnflow_experiments.bench.run import run_bench
+from attnflow_experiments.bench.tables import bench_report, gather, write_page
+from torture_bench import figures, kills, make_plan, save_tiny_model
+
+MINE = """
+import numpy as np
+
+def longest(case):
+    return np.array([len(name) for name in case.sources.names], dtype=float)
+"""
+PEER = """#!/usr/bin/env python3
+import json, sys
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["completion"] == [0]:
+        print(json.dumps({"error": "ValueError: no"}), flush=True)
+        continue
+    scores = [float(source[0]) for source in request["sources"]]
+    cost = {"passes": 3, "seconds": 0.5, "memory": 1.0}
+    print(json.dumps({"scores": scores, "log_prob": LOG_PROB, **cost}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("bench")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # runs are forked
+    save_tiny_model(path)
+    yield path
+    torch.set_num_threads(threads)
+
+
+def test_metrics_are_those_of_plain_loops() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        count, tokens, top = 5, 3, 2
+        scores = rng.integers(0, 4, count).astype(float)  # with ties
+        every = [s for k in range(count + 1) for s in combinations(range(count), k)]
+        log_prob = {s: -float(rng.uniform(0.1, 6)) for s in every}
+        order = sorted(range(count), key=lambda k: (-scores[k], k))
+        sets = measure_sets(scores, top)
+        measured = {n: np.array([log_prob[s] for s in group]) for n, group in sets.items()}
+        values = score_item(scores, (1, 3), top, log_prob, measured, tokens)
+
+        def odds(chosen: Any, log_prob: Any = log_prob) -> float:
+            p = np.exp(log_prob[tuple(sorted(chosen))])
+            return float(np.log(p / (1 - p)))
+
+        assert values["drop"] == pytest.approx(odds(()) - odds(order[:top]))
+        assert values["hold"] == pytest.approx(odds(order[top:]) - odds(range(count)))
+        proper = [s for s in every if 0 < len(s) < count]
+        kept = [sum(scores[k] for k in range(count) if k not in s) for s in proper]
+        if len(set(kept)) > 1:
+            assert values["lds"] == pytest.approx(spearmanr(kept, [odds(s) for s in proper])[0])
+        losses = []
+        for k in range(1, count + 1):
+            away = tuple(sorted(order[:k]))
+            losses.append(np.exp(log_prob[()] / tokens) - np.exp(log_prob[away] / tokens))
+        assert values["aopc"] == pytest.approx(np.mean(losses))
+        best = max(scores[1], scores[3])
+        assert values["first"] == float(all(scores[k] < best for k in (0, 2, 4)))
+        pessimistic = sorted(range(count), key=lambda k: (-scores[k], k in (1, 3), k))
+        assert values["recall"] == len({1, 3} & set(pessimistic[:2])) / 2
+
+
+def test_references_are_all_sets_or_random_ones() -> None:
+    assert len(reference_sets(5, 0)) == 2**5 - 2
+    many = reference_sets(30, 0)
+    assert {len(each) for each in many} == {9}
+    assert many == reference_sets(30, 0)
+    assert many != reference_sets(30, 1)
+
+
+def test_every_data_set_has_a_sample_in_two_parts_that_share_nothing(folder: Path) -> None:
+    for name, data_set in DATA_SETS.items():
+        if data_set.kind != "prompts":
+            continue
+        parts = [load_items(name, folder / "data", part, 3) for part in ("development", "held-out")]
+        names = [{item.name for item in items} for items in parts]
+        assert all(names), name
+        assert not names[0] & names[1], name
+        for item in [*parts[0], *parts[1]]:
+            if item.question is None:
+                continue
+            sources = len(item.sentences) or len(item.question.documents)
+            right = item.right if item.sentences else item.question.right
+            assert all(0 <= k < sources for k in right), name
+            assert bool(right) == (name != "no-source"), name
+
+
+def test_the_right_passage_stands_at_every_place(folder: Path) -> None:
+    items = load_items("positions", folder / "data", "development", 1)
+    places = [(item.note["documents"], item.note["place"]) for item in items]
+    assert places == [(n, k) for n in (5, 10, 20) for k in range(n)]
+    for item in items:
+        assert item.question is not None
+        assert item.question.right == (item.note["place"],)
+        assert len(item.question.documents) == item.note["documents"]
+
+
+def test_what_ablations_say_is_asked_once(folder: Path) -> None:
+    plan = make_plan(folder)
+    judge = run.PromptJudge(plan, "tiny", "text")
+    item = prepare_item(judge.model, load_items("text", plan.data, "development", 1)[0], 0)
+    responses = Responses(item)
+    first = responses([(), (1,), (2, 0)])
+    assert set(responses.new) == {"", "1", "0 2"}
+    again = Responses(item, responses.new)
+    assert again([(0, 2), ()]).tolist() == [first[2], first[0]]
+    assert not again.new
+    positions = item.case.sources.positions
+    expected = item.case.ablation.log_probs([[], positions[1], [*positions[0], *positions[2]]])
+    assert first == pytest.approx(expected)
+
+
+def test_a_run_is_written_resumed_and_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "mine.py").write_text(MINE, encoding="utf-8")
+    mine = f"{folder / 'mine.py'}:longest"
+    monkeypatch.setattr(data, "_LENGTHS", (768, 1024))
+    plan = make_plan(
+        folder,
+        data_sets=("text", "squad", "lengths"),
+        methods=("default", "position", mine, "gim"),
+        output=folder / "shown",
+        samples=1,
+    )
+    run_bench(plan)
+    files = {path: path.read_bytes() for path in (folder / "shown/journal").iterdir()}
+    monkeypatch.setattr(run, "load_on", None)  # a run that is done needs no model
+    run_bench(plan)
+    assert {path: path.read_bytes() for path in files} == files
+    report = bench_report(plan, gather(plan))
+    assert set(report.table("squad").columns) == {
+        *("LDS", "drop", "hold", "AOPC", "right first", "recall"),
+    }
+    assert set(report.table("squad").rows) == {"default", "position", mine}
+    assert report.table("lengths").columns == ("right first", "recall")
+    assert report.table("lengths-length-").columns == ("length 768", "length 1024")
+    assert report.table("cost").rows["default"][0].value == 2  # one forward, one backward
+    assert any("gim on text" in each and "bench-peers" in each for each in report.findings)
+    page = write_page(report, folder / "bench.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "SQuAD" in page
+
+
+def test_differences_are_paired_with_the_default(folder: Path) -> None:
+    plan = make_plan(folder)
+    run_bench(plan)
+    findings = gather(plan)
+    table = bench_report(plan, findings).table("text-differences")
+    ours = findings.values("text", "default", "lds")
+    theirs = findings.values("text", "random", "lds")
+    assert set(ours) == set(theirs)
+    expected = np.mean([theirs[k] - ours[k] for k in ours])
+    assert table.rows["random − default"][0].value == pytest.approx(expected)
+
+
+def test_kills_lose_and_double_nothing(folder: Path) -> None:
+    assert kills(3, 0, folder) == (3, [])
+
+
+def test_a_method_comes_from_a_file(folder: Path) -> None:
+    (folder / "mine.py").write_text(MINE, encoding="utf-8")
+    judge = run.PromptJudge(make_plan(folder), "tiny", "text")
+    case = judge._prepare(judge.names()[0]).case
+    scores, cost = run_here(find_method(f"{folder / 'mine.py'}:longest"), case)
+    assert scores.tolist() == [len(name) for name in case.sources.names]
+    assert cost.passes == 0
+    with pytest.raises(InputError, match=r"has no function 'other'; it has longest"):
+        find_method(f"{folder / 'mine.py'}:other")
+    with pytest.raises(InputError, match="no file"):
+        find_method("nowhere.py:f")
+
+
+def test_arc_jsd_is_the_divergence_of_two_distributions(folder: Path) -> None:
+    judge = run.PromptJudge(make_plan(folder), "tiny", "text")
+    case = judge._prepare(judge.names()[0]).case
+    scores, _ = run_here(find_method("arc-jsd"), case)
+    model = case.model.module
+
+    def distribution(ids: list[int]) -> Any:
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0, -1].double().softmax(-1).numpy()
+
+    whole = distribution(case.prompt_ids)
+    gone = set(case.sources.positions[4])
+    other = distribution([t for k, t in enumerate(case.prompt_ids) if k not in gone])
+    middle = (whole + other) / 2
+    expected = sum(float((p * np.log(p / middle)).sum()) for p in (whole, other)) / 2
+    assert len(case.completion_ids) == 1
+    assert scores[4] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_peer_answers_from_a_process_of_its_own(folder: Path) -> None:
+    judge = run.PromptJudge(make_plan(folder), "tiny", "text")
+    case = judge._prepare(judge.names()[0]).case
+    own = float(case.ablation.log_probs([()])[0])
+    python = folder / "peers/gim/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PEER.replace("LOG_PROB", str(own)), encoding="utf-8")
+    python.chmod(0o755)
+    peer = Peer("gim", folder / "peers", folder / "model", "cpu")
+    scores, cost = peer.score(case)
+    assert scores.tolist() == [positions[0] for positions in case.sources.positions]
+    assert (cost.passes, cost.seconds) == (3, 0.5)
+    with pytest.raises(MethodError, match="ValueError: no"):
+        peer.ask({"completion": [0]})
+    peer.close()
+    python.write_text(PEER.replace("LOG_PROB", "-99.0"), encoding="utf-8")
+    with pytest.raises(MethodError, match="another model"):
+        peer.score(case)
+    peer.close()
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    invoke = CliRunner().invoke
+    result = invoke(app, ["--data-set", "sqad", "--output", str(tmp_path)])
+    assert "squad" in str(result.exception)
+    result = invoke(app, ["--method", "gimm", "--output", str(tmp_path)])
+    assert "Peers are" in str(result.exception)
+    assert labelled(["a=x/y", "z/b"]) == {"a": "x/y", "b": "z/b"}
+    with pytest.raises(InputError, match="same label"):
+        labelled(["x/b", "y/b"])
+
+
+def test_figures_leave_costs_out(folder: Path) -> None:
+    plan = make_plan(folder)
+    run_bench(plan)
+    lines = plan.journal("tiny", "text").read_text(encoding="utf-8").splitlines()
+    assert any("seconds" in json.loads(line) for line in lines)
+    assert not any("seconds" in record for record in figures(plan).values())
