@@ -6,11 +6,14 @@ reported once on "held-out". "all" is for a folder that is itself a half.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from PIL import Image
 
 from attnflow.data import rows
 from attnflow.errors import FileError, InputError
@@ -44,7 +47,9 @@ class BenchItem:
 
     sentences: sources are the sentences of the documents, not the documents. right: the sources
     that support the answer where they are sentences; documents have theirs in the question. note:
-    what tables divide by, such as the place of the right document.
+    what tables divide by, such as the place of the right document. photos: one, or the four of a
+    mosaic; labels: the class of each, -1 where it is not known; boxes: in pixels of the photo's
+    middle square.
     """
 
     name: str
@@ -53,6 +58,9 @@ class BenchItem:
     sentences: tuple[str, ...] = ()
     right: tuple[int, ...] = ()
     note: Mapping[str, int] = field(default_factory=dict)
+    photos: tuple[Path, ...] = ()
+    labels: tuple[int, ...] = ()
+    boxes: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,14 +69,14 @@ class DataSet:
 
     ablated: whether ablations are run beside the scores; without them only the right source is
     looked at, and long prompts cost no more than the methods do. runs: how many items a question
-    makes. kind: what judges it: "prompts" of language models, "texts" of classifiers, "photos".
+    makes. kind: what judges it: "prompts" of language models, or "photos".
     """
 
     title: str
     load: Callable[[Path, BenchPart], Iterator[BenchItem]]
     ablated: bool = True
     runs: int = 1
-    kind: Literal["prompts", "texts", "photos"] = "prompts"
+    kind: Literal["prompts", "photos"] = "prompts"
 
 
 def load_items(name: str, folder: Path, part: BenchPart, count: int | None) -> list[BenchItem]:
@@ -208,6 +216,38 @@ def _lengths(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
             )
 
 
+def _photos(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
+    """ImageNet photos, each named by its class."""
+    paths = sorted((folder / "photos/imagenet").glob("*.jpg"))
+    for path in sorted(paths, key=lambda path: hashlib.sha256(path.name.encode()).digest()):
+        if _is_in(part, path.name):
+            yield BenchItem(path.name, photos=(path,), labels=(int(path.stem.split("-")[0]),))
+
+
+def _grids(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
+    """Four photos of other classes in each mosaic; each photo in four of them, at other tiles."""
+    photos = [(item.photos[0], item.labels[0]) for item in _photos(folder, part)]
+    for number in range(len(photos)):
+        four = [photos[(number + step * step) % len(photos)] for step in range(4)]
+        if len({label for _, label in four}) == len(four):
+            paths, labels = zip(*four, strict=True)
+            yield BenchItem(" ".join(path.stem for path in paths), photos=paths, labels=labels)
+
+
+def _boxes(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
+    """Photos with boxes around what is shown; its class is not one of the model's."""
+    for row in rows(folder / "photos/kangaroo.jsonl"):
+        values: Any = row.values
+        path = folder / "photos" / values["file"]
+        if not _is_in(part, path.name):
+            continue
+        with Image.open(path) as photo:
+            side = min(photo.size)
+            left, top = (photo.width - side) // 2, (photo.height - side) // 2
+        boxes = tuple((a - left, b - top, c - left, d - top) for a, b, c, d in values["boxes"])
+        yield BenchItem(path.name, photos=(path,), labels=(-1,), boxes=boxes)
+
+
 def _tokens(text: str) -> int:
     return int(len(text) / _CHARACTERS) + _BETWEEN
 
@@ -243,4 +283,7 @@ DATA_SETS: dict[str, DataSet] = {
         "Positions: every place of 5, 10 and 20", _positions, False, sum(_PLACED_AMONG)
     ),
     "lengths": DataSet("Lengths: 1k to 8k tokens", _lengths, False, len(_LENGTHS)),
+    "photos": DataSet("ImageNet photos: hidden patches", _photos, kind="photos"),
+    "boxes": DataSet("Kangaroos: hidden patches and boxes", _boxes, kind="photos"),
+    "grid": DataSet("Grid pointing game: four photos", _grids, kind="photos"),
 }

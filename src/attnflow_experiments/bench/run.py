@@ -34,6 +34,7 @@ from attnflow_experiments.bench.cases import (
     reference_sets,
 )
 from attnflow_experiments.bench.data import DATA_SETS, BenchItem, BenchPart, load_items
+from attnflow_experiments.bench.images import PhotoJudge, check_photo_methods
 from attnflow_experiments.bench.methods import (
     PEER_PACKAGES,
     Peer,
@@ -78,7 +79,13 @@ class BenchPlan:
             raise InputError(
                 f"samples and processes are at least 1; got {self.samples}, {self.processes}."
             )
-        check_methods(self.methods)
+        kinds = {DATA_SETS[name].kind for name in self.data_sets}
+        if len(kinds) > 1:
+            raise InputError("Prompts and photos have other models and methods: run each alone.")
+        if kinds == {"photos"}:
+            check_photo_methods(self.methods)
+        else:
+            check_methods(self.methods)
 
     @property
     def jobs(self) -> list[tuple[str, str]]:
@@ -212,13 +219,7 @@ def _only_one(path: Path) -> Iterator[None]:
 def _judge(plan: BenchPlan, label: str, data_set: str) -> Judge:
     kind = DATA_SETS[data_set].kind
     if kind == "photos":
-        from attnflow_experiments.bench.images import PhotoJudge
-
         return PhotoJudge(plan, label, data_set)
-    if kind == "texts":
-        from attnflow_experiments.bench.encoders import TextJudge
-
-        return TextJudge(plan, label, data_set)
     return PromptJudge(plan, label, data_set)
 
 
