@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import spearmanr
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 from typer.testing import CliRunner
 
 from attnflow.errors import InputError, MethodError
-from attnflow_experiments.bench import data, run
+from attnflow_experiments.bench import data, images, run
 from attnflow_experiments.bench.cases import (
     Responses,
     measure_sets,
@@ -240,6 +242,65 @@ def test_a_peer_answers_from_a_process_of_its_own(folder: Path) -> None:
     with pytest.raises(MethodError, match="another model"):
         peer.score(case)
     peer.close()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos of noise, named by what a tiny ViT says of them, and one with a box."""
+    folder = tmp_path_factory.mktemp("photos")
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        image_size=64, patch_size=16, num_labels=40,
+    )  # fmt: skip
+    ViTForImageClassification(config).eval().save_pretrained(folder / "model")
+    size = {"height": 64, "width": 64}
+    ViTImageProcessorPil(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3).save_pretrained(
+        folder / "model"
+    )
+    for name in ("imagenet", "kangaroo"):
+        (folder / "photos" / name).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 255, (64, 96, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "photos/kangaroo/1.jpg")
+    row = {"file": "kangaroo/1.jpg", "boxes": [[16, 0, 96, 64]]}
+    (folder / "photos/kangaroo.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    return folder
+
+
+def test_photos_are_judged_by_hidden_patches_and_boxes(photos: Path) -> None:
+    plan = run.BenchPlan(
+        models={"vit": str(photos / "model")},
+        data_sets=("boxes",),
+        methods=("default", "grad-cam", "layer-cam", "centre", "random"),
+        data=photos,
+        output=photos / "out",
+        part="all",
+        samples=1,
+    )
+    run_bench(plan)
+    findings = gather(plan)
+    assert not findings.refused
+    table = bench_report(plan, findings).table("boxes")
+    assert table.columns == ("deletion ↓", "insertion", "pointing")
+    assert {row[2].value for row in table.rows.values()} == {1.0}  # the box is the whole square
+
+
+def test_a_map_on_a_tile_has_its_share() -> None:
+    values = np.zeros((4, 4))
+    values[2:, :2], values[0, 0], values[3, 3] = 1.0, 1.0, -9.0
+    assert [images._share(values, tile) for tile in range(4)] == [0.2, 0.0, 0.8, 0.0]
+
+
+def test_class_activation_maps_are_those_of_plain_loops() -> None:
+    rng = torch.Generator().manual_seed(0)
+    a, g = (torch.randn(5, 3, generator=rng) for _ in range(2))
+    weights = [sum(float(g[t, d]) for t in range(5)) / 5 for d in range(3)]
+    for t in range(5):
+        cam = max(0.0, sum(weights[d] * float(a[t, d]) for d in range(3)))
+        layer = max(0.0, sum(max(0.0, float(g[t, d])) * float(a[t, d]) for d in range(3)))
+        assert float(images.grad_cam(a, g)[t]) == pytest.approx(cam, abs=1e-6)
+        assert float(images.layer_cam(a, g)[t]) == pytest.approx(layer, abs=1e-6)
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from attnflow_experiments.bench.run import BenchPlan, run_bench
 from attnflow_experiments.bench.sample import write_sample
 from attnflow_experiments.journal import read_journal
 
-METHODS = ("default", "gradient-attention", "position", "random")
+METHODS = ("default", "position", "random")
 
 
 def save_tiny_model(folder: Path) -> Path:
@@ -54,7 +54,7 @@ def make_plan(folder: Path, **changes: Any) -> BenchPlan:
         "methods": METHODS,
         "data": folder / "data",
         "output": folder / "out",
-        "samples": 3,
+        "samples": 2,
     }
     return BenchPlan(**{**options, **changes})
 

@@ -150,7 +150,7 @@ def _square(photo: Image.Image) -> tuple[int, int, int, int]:
 def _grid(model: Model, picture: NDArray[np.uint8]) -> Grid:
     height, width = picture.shape[:2]
     patch = int(getattr(model.module.config, "patch_size", 16))
-    return Grid(height // patch, width // patch, height, width)
+    return Grid(height // patch, width // patch, 1, height, width)
 
 
 def _classes(model: Model, image: Any) -> int:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -246,6 +247,10 @@ class Peer:
         """End the process."""
         if self._process is not None:
             self._process.kill()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with suppress(OSError):  # what it was not told any more
+                        stream.close()
             self._process.wait()
             self._process = None
 

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import types
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,39 @@ from attnflow_experiments.bench.peers.functions import PEERS, Case
 from attnflow_experiments.bench.peers.meter import Meter
 
 
+class _AnythingType(type):
+    """The class of `_Anything`, whose class attributes are there, too."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything
+
+
+class _Anything(metaclass=_AnythingType):
+    """What takes every call and has every attribute, and does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return _AnythingType.__getattr__(_Anything, name)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+
 def _stand_in(*names: str) -> None:
     """Put empty modules where a peer imports packages that its part used here never calls."""
     for name in names:
         try:
             importlib.import_module(name)
         except Exception:  # broken packages count as missing ones
-            for k in range(1, name.count(".") + 2):
-                whole = ".".join(name.split(".")[:k])
-                module: Any = sys.modules.setdefault(whole, types.ModuleType(whole))
-                module.__path__ = []
-                module.__getattr__ = lambda attribute: type(attribute, (), {})
+            module: Any = types.ModuleType(name)
+            module.__spec__ = ModuleSpec(name, None, is_package=True)
+            module.__path__ = []
+            module.__getattr__ = _AnythingType.__getattr__.__get__(_Anything)
+            sys.modules[name] = module
 
 
 class _Functions(dict[str, Any]):
@@ -44,36 +67,37 @@ class _Functions(dict[str, Any]):
         return self.get(name, default)
 
 
-def _patch_by_lxt(kind: str) -> None:
-    """Let lxt patch the classes of a model type.
+def _patch_by_lxt(module: Any) -> None:
+    """Let lxt patch the classes of a model's module.
 
     It is written for transformers 4: names that its BERT imports are gone, and the table of
     attention functions is no plain mapping any more. Its rules for other types are not concerned.
     """
-    _stand_in("torchvision", "torchvision.models", "torchvision.models.vision_transformer")
     utilities = importlib.import_module("transformers.pytorch_utils")
     for name in ("find_pruneable_heads_and_indices", "prune_linear_layer"):
         if not hasattr(utilities, name):
             setattr(utilities, name, None)
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind.split('_')[0]}")
     importlib.import_module("lxt.efficient").monkey_patch(module)
-    module.ALL_ATTENTION_FUNCTIONS = _Functions(module.ALL_ATTENTION_FUNCTIONS)  # type: ignore[attr-defined]
+    module.ALL_ATTENTION_FUNCTIONS = _Functions(module.ALL_ATTENTION_FUNCTIONS)
+
+
+_STAND_INS = {
+    "flashtrace": ("seaborn", "wordfreq", "spacy", "spacy.language", "spacy.tokens"),
+    "context-cite": ("nltk", "spacy", "spacy.lang", "spacy.lang.en"),
+    "at2": ("nltk", "spacy", "spacy.lang", "spacy.lang.en"),
+    "attnlrp": ("torchvision", "torchvision.models", "torchvision.models.vision_transformer"),
+}
 
 
 def load(peer: str, folder: str, device: str) -> tuple[Any, Any]:
-    """Return the model and its tokenizer, in single precision; lxt patches classes before."""
+    """Return the model and its tokenizer, in single precision."""
     transformers = importlib.import_module("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    _stand_in(*_STAND_INS.get(peer, ()))  # behind transformers, which looks for some of them
     if peer == "attnlrp":
-        _patch_by_lxt(transformers.AutoConfig.from_pretrained(folder).model_type)
-    stand_ins = {
-        "flashtrace": ("seaborn", "wordfreq", "spacy", "spacy.language", "spacy.tokens"),
-        "context-cite": ("nltk", "spacy", "spacy.lang", "spacy.lang.en"),
-        "at2": ("nltk", "spacy", "spacy.lang", "spacy.lang.en"),
-    }
-    _stand_in(*stand_ins.get(peer, ()))
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
-    model = model.eval().requires_grad_(False).to(device)
-    return model, transformers.AutoTokenizer.from_pretrained(folder)
+        _patch_by_lxt(sys.modules[type(model).__module__])
+    return model.eval().requires_grad_(False).to(device), tokenizer
 
 
 def answer(peer: str, model: Any, tokenizer: Any, entry: dict[str, Any]) -> dict[str, Any]:
