@@ -81,7 +81,7 @@ class DataSet:
 
 def load_items(name: str, folder: Path, part: BenchPart, count: int | None) -> list[BenchItem]:
     """Return the first `count` items of a part of a data set, each under a name of its own."""
-    check_named("data set", name, DATA_SETS)
+    check_named("data set", name, list(DATA_SETS))
     check_named("part", part, BENCH_PARTS)
     items: dict[str, BenchItem] = {}
     for item in DATA_SETS[name].load(folder, part):

@@ -74,7 +74,7 @@ class BenchPlan:
 
     def __post_init__(self) -> None:
         for name in self.data_sets:
-            check_named("data set", name, DATA_SETS)
+            check_named("data set", name, list(DATA_SETS))
         if self.samples < 1 or self.processes < 1:
             raise InputError(
                 f"samples and processes are at least 1; got {self.samples}, {self.processes}."
@@ -333,7 +333,8 @@ class PromptJudge:
 def peer_model(model: Model, folder: Path) -> Path:
     """Return a folder with the model as every version of transformers reads it; made once."""
     if not (folder / "done").is_file():
-        model.module.save_pretrained(folder)
+        module: Any = model.module
+        module.save_pretrained(folder)
         model.tokenizer.save_pretrained(folder)
         path = folder / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
