@@ -13,7 +13,6 @@ from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
-from attnflow.evaluation.subjects.known import PromptText, is_answered
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError
@@ -24,7 +23,7 @@ from attnflow.evaluation.metrics import (
     linear_datamodeling_score,
     rank_of,
 )
-from attnflow.evaluation.subjects.rankings import CompletionCase
+from attnflow.evaluation.subjects.rankings import CompletionCase, PromptText, is_answered
 from attnflow.explainers.ablation import ablate, log_odds
 from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.prompts import Prompt, encode_parts, encode_prompts

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnflow.tokens.sentences import sentence_spans
-
 from attnflow.storage import write_text
+from attnflow.tokens.units import sentence_spans
 from attnflow_experiments.documents.data import ordinary_content
 
 _WORDS = 130  # of a paragraph of running text
