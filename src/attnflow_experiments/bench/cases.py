@@ -47,7 +47,7 @@ METRICS: Final[Mapping[str, str]] = {
 }
 """What is reported, in this order. In all of them more is better."""
 _ABLATIONS = 64
-_WRITTEN = 16  # tokens of an answer that the model writes itself
+_ANSWER_TOKENS = 16  # tokens of an answer that the model writes itself
 _TOP_WORDS = 3
 
 
@@ -76,7 +76,7 @@ def prepare_item(model: Model, item: BenchItem, seed: int, by: str = "hide") -> 
     if item.question is None:
         ids, sources, right = _of_words(model, item)
         prefix: list[int] = []
-        completion, answer = _written(model, ids, 1 if model.facts.causal else _WRITTEN)
+        completion, answer = _written(model, ids, 1 if model.facts.causal else _ANSWER_TOKENS)
         expected = item.prompt.expected if item.prompt else None
         if expected is not None and not is_answered(expected, answer, cut_off=True):
             raise NotCountedError(f"The model wrote {answer!r} and not {expected!r}.")
@@ -142,7 +142,7 @@ def _answer(model: Model, item: BenchItem, ids: Sequence[int]) -> tuple[list[int
     question = item.question
     assert question is not None
     if not question.answers:
-        completion, text = _written(model, ids, _WRITTEN)
+        completion, text = _written(model, ids, _ANSWER_TOKENS)
         return [], completion, text
     answer = given_answer(model, question.answers[0], uses_chat(model.tokenizer, None))
     if question.span is None:
@@ -172,8 +172,8 @@ class Responses:
 
     def __call__(self, sets: Sequence[ChosenSources]) -> Floats:
         """Return one value for each set of sources that is taken away."""
-        wanted = [tuple(sorted(each)) for each in sets]
-        missing = [each for each in dict.fromkeys(wanted) if each not in self._known]
+        keys = [tuple(sorted(each)) for each in sets]
+        missing = [each for each in dict.fromkeys(keys) if each not in self._known]
         if missing:
             sources = self._item.case.sources
             choice = np.zeros((len(missing), len(sources)), dtype=bool)
@@ -183,7 +183,7 @@ class Responses:
             for each, value in zip(missing, values.tolist(), strict=True):
                 self._known[each] = value
                 self.new[" ".join(map(str, each))] = value
-        return np.array([self._known[each] for each in wanted])
+        return np.array([self._known[each] for each in keys])
 
 
 def reference_sets(sources: int, seed: int, count: int = _ABLATIONS) -> list[ChosenSources]:
@@ -220,18 +220,18 @@ def score_item(
     values: dict[str, float] = {}
     if reference is not None:
         count = len(scores)
-        whole, nothing = reference[()], reference[tuple(range(count))]
+        all_left, nothing = reference[()], reference[tuple(range(count))]
         sets = [each for each in reference if 0 < len(each) < count]
         hidden = np.zeros((len(sets), count), dtype=bool)
         for row, each in zip(hidden, sets, strict=True):
             row[list(each)] = True
         odds = log_odds(np.array([reference[each] for each in sets]))
-        ends = log_odds(np.array([whole, nothing]))
+        ends = log_odds(np.array([all_left, nothing]))
         values["lds"] = linear_datamodeling_score(scores, hidden, odds)
         values["drop"] = float(ends[0] - log_odds(measured["drop"])[0])
         values["hold"] = float(log_odds(measured["hold"])[0] - ends[1])
         curve = np.exp(measured["curve"] / tokens)
-        values["aopc"] = comprehensiveness(float(np.exp(whole / tokens)), curve)
+        values["aopc"] = comprehensiveness(float(np.exp(all_left / tokens)), curve)
     if right:
         values["first"] = float(rank_of(scores, right) == 1)
         values["recall"] = _recall(scores, right)
@@ -240,12 +240,12 @@ def score_item(
 
 def _recall(scores: Floats, right: ChosenSources) -> float:
     """Return the share of the right sources among as many strongest; ties count against them."""
-    found = 0
+    hits = 0
     for source in right:
         others = np.delete(scores, list(right))
         before = int((others >= scores[source]).sum()) + _above(scores, right, source)
-        found += before < len(right)
-    return found / len(right)
+        hits += before < len(right)
+    return hits / len(right)
 
 
 def _above(scores: Floats, right: ChosenSources, source: int) -> int:

@@ -120,10 +120,10 @@ def bench(
 def labelled(models: list[str]) -> dict[str, str]:
     """Return models by their labels; without one, the last part of a name or folder is it."""
     pairs = [each.split("=", 1) if "=" in each else [Path(each).name, each] for each in models]
-    found = {pair[0]: pair[1] for pair in pairs}
-    if len(found) < len(pairs):
+    by_label = {pair[0]: pair[1] for pair in pairs}
+    if len(by_label) < len(pairs):
         raise InputError("Two models have the same label; give each its own: --model LABEL=NAME.")
-    return found
+    return by_label
 
 
 def main() -> None:

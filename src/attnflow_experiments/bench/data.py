@@ -105,9 +105,9 @@ def _facts(_: Path, part: BenchPart) -> Iterator[BenchItem]:
 def _text(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
     """Running text of a dump or a plain file; without one, the paragraphs of the questions."""
     own = part if part != "all" else "development"
-    found = [folder / name for name in DATA_FILES["text"] if (folder / name).is_file()]
-    if found:
-        prompts = passages(found[0], own)
+    files = [folder / name for name in DATA_FILES["text"] if (folder / name).is_file()]
+    if files:
+        prompts = passages(files[0], own)
     else:
         texts = {str(row.values["context"]): None for row in rows(_file(folder, "squad"))}
         for name in ("nq", "quotesum"):
@@ -144,10 +144,10 @@ def _sentences(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
         if not _is_in(part, question) or not 0 < len(right) < len(sentences):
             continue
         title = str(document["title"])
-        asked = SourcedQuestion(
+        sourced = SourcedQuestion(
             question, tuple(values["answers"]), ((title, " ".join(sentences)),), (0,), ()
         )
-        yield BenchItem(question, question=asked, sentences=sentences, right=right)
+        yield BenchItem(question, question=sourced, sentences=sentences, right=right)
 
 
 def _redundant(_: Path, part: BenchPart) -> Iterator[BenchItem]:
@@ -175,8 +175,8 @@ def _no_source(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
         others = [text for text in dict.fromkeys(texts) if text != own]
         documents = [own, *rng.sample(others, min(4, len(others)))]
         rng.shuffle(documents)
-        named = tuple((f"passage {k + 1}", text) for k, text in enumerate(documents))
-        yield BenchItem(question, question=SourcedQuestion(question, (), named, (), ()))
+        passages_by_name = tuple((f"passage {k + 1}", text) for k, text in enumerate(documents))
+        yield BenchItem(question, question=SourcedQuestion(question, (), passages_by_name, (), ()))
 
 
 def _placed(folder: Path, part: BenchPart) -> Iterator[tuple[SourcedQuestion, list[str]]]:
@@ -257,13 +257,13 @@ def _file(folder: Path, name: str) -> Path:
     names = (
         DATA_FILES["documents"] if name == "squad" else (f"sources/{name}.jsonl", f"{name}.jsonl")
     )
-    found = next((folder / each for each in names if (folder / each).is_file()), None)
-    if found is None:
+    path = next((folder / each for each in names if (folder / each).is_file()), None)
+    if path is None:
         raise FileError(
             f"{str(folder)!r} does not hold {' or '.join(names)}. Give the folder with --data, or "
             "leave the data set out."
         )
-    return found
+    return path
 
 
 DATA_SETS: dict[str, DataSet] = {

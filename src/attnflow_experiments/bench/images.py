@@ -78,7 +78,7 @@ class PhotoJudge:
         items = load_items(data_set, plan.data, plan.part, _TRIED * plan.samples)
         self._items = {item.name: item for item in items}
         self._model = cache(lambda: load_on(plan.device, plan.models[label]))
-        self._named = cache(self._name_photo)
+        self._class_of = cache(self._name_photo)
 
     def names(self) -> Sequence[str]:
         """Return the names of the photos or mosaics."""
@@ -94,10 +94,10 @@ class PhotoJudge:
         """Return what the model sees; photos that it names otherwise do not count."""
         item = self._items[name]
         for path, label in zip(item.photos, item.labels, strict=True):
-            found = self._named(path)
-            if label >= 0 and found != label:
-                raise NotCountedError(f"{path.name} is class {label}; the model says {found}.")
-        return {"answers": [self._named(path) for path in item.photos], "note": {}}
+            answer = self._class_of(path)
+            if label >= 0 and answer != label:
+                raise NotCountedError(f"{path.name} is class {label}; the model says {answer}.")
+        return {"answers": [self._class_of(path) for path in item.photos], "note": {}}
 
     def method(self, name: str, method: str, reference: Mapping[str, Any]) -> dict[str, Any]:
         """Return the metrics of a map, or of those of the four tiles of a mosaic, and the cost."""
@@ -172,8 +172,8 @@ def _map(
         (prepared,) = prepare_images(model, [picture])
         values = _cam(model, prepared.inputs["pixel_values"], answer, _CAMS[method])
         return values[-grid.rows * grid.columns :].reshape(grid.rows, grid.columns)
-    chosen = None if method == DEFAULT else make_method(method)
-    result = attnflow.explain(model, picture, chosen, answer=answer)
+    explainer = None if method == DEFAULT else make_method(method)
+    result = attnflow.explain(model, picture, explainer, answer=answer)
     return np.asarray(patch_maps(result)[0].values, dtype=np.float64)
 
 
@@ -185,19 +185,19 @@ def _cam(
     norms = [m for n, m in module.named_modules() if n.endswith(("layernorm_before", "norm1"))]
     if not norms:
         raise MethodError(f"{type(module).__name__} has no norm before its last attention.")
-    held: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-        held.append(output.detach().requires_grad_())
-        return held[0]
+        outputs.append(output.detach().requires_grad_())
+        return outputs[0]
 
     hook = norms[-1].register_forward_hook(keep)
     try:
         logits = module(pixel_values=pixels.to(device_of(module))).logits
     finally:
         hook.remove()
-    (gradients,) = torch.autograd.grad(logits[0, answer], held)
-    values = weigh(held[0][0, 1:].detach(), gradients[0, 1:])
+    (gradients,) = torch.autograd.grad(logits[0, answer], outputs)
+    values = weigh(outputs[0][0, 1:].detach(), gradients[0, 1:])
     return values.double().cpu().numpy()
 
 

@@ -83,14 +83,14 @@ def arc_jsd(case: CompletionCase) -> Floats:
     source, summed over the answer's tokens, as its paper defines it.
     """
     prompt, completion = case.prompt_ids, case.completion_ids
-    whole = _distributions(case, prompt, completion)
+    complete = _distributions(case, prompt, completion)
     values = []
     for positions in case.sources.positions:
-        gone = set(positions)
-        rest = [token for k, token in enumerate(prompt) if k not in gone]
+        hidden = set(positions)
+        rest = [token for k, token in enumerate(prompt) if k not in hidden]
         other = _distributions(case, rest, completion)
-        middle = ((whole + other) / 2).log()
-        halves = [(p * (p.clamp_min(1e-30).log() - middle)).sum() for p in (whole, other)]
+        middle = ((complete + other) / 2).log()
+        halves = [(p * (p.clamp_min(1e-30).log() - middle)).sum() for p in (complete, other)]
         values.append(float(sum(halves) / 2))
     return np.array(values)
 

@@ -346,8 +346,8 @@ def peer_model(model: Model, folder: Path) -> Path:
 
 def read_jobs(plan: BenchPlan) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
     """Return the records of every job that has any, by model and data set."""
-    found = {job: read_journal(plan.journal(*job)) for job in plan.jobs}
-    return {job: records for job, records in found.items() if records}
+    by_job = {job: read_journal(plan.journal(*job)) for job in plan.jobs}
+    return {job: records for job, records in by_job.items() if records}
 
 
 def quick(plan: BenchPlan) -> BenchPlan:

@@ -103,7 +103,12 @@ def _quoted(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _poisoned(question: Mapping[str, Any]) -> dict[str, Any]:
-    asked, wrong = str(question["question"]), "the blue lantern"
-    poison = [f"Note {k}: asked {asked} people now say {wrong}." for k in range(1, _POISON + 1)]
+    text, wrong = str(question["question"]), "the blue lantern"
+    poison = [f"Note {k}: asked {text} people now say {wrong}." for k in range(1, _POISON + 1)]
     answers = list(question["answers"])
-    return {"question": asked, "answers": answers, "poisoned_answer": wrong, "poison": poison}
+    return {
+        "question": text,
+        "answers": answers,
+        "poisoned_answer": wrong,
+        "poison": poison,
+    }

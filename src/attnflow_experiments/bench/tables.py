@@ -208,11 +208,11 @@ def _divided(findings: Findings, name: str, title: str, methods: Sequence[str]) 
             places = sorted({note[inner] for note in own if inner in note})
             if not places:
                 continue
-            chosen = {} if among is None else {outer: among}
+            outside = {} if among is None else {outer: among}
             rows = {
                 m: tuple(
                     Cell.of_share(
-                        summarize(_row(findings.values(name, m, "first", **chosen, **{inner: p})))
+                        summarize(_row(findings.values(name, m, "first", **outside, **{inner: p})))
                     )
                     for p in places
                 )

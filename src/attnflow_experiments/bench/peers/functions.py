@@ -175,8 +175,8 @@ def context_cite(case: Case) -> Any:
             return str(index)
 
         def get_context(self, mask: Any = None) -> str:
-            kept = np.ones(len(case.sources), dtype=bool) if mask is None else mask
-            own = zip(case.sources, kept, strict=True)
+            present = np.ones(len(case.sources), dtype=bool) if mask is None else mask
+            own = zip(case.sources, present, strict=True)
             away = {position for source, is_kept in own if not is_kept for position in source}
             return case._text([t for k, t in enumerate(case.prompt) if k not in away])
 
