@@ -6,14 +6,16 @@ The tests run over `WAYS` and docs/models.md has a line for each (`families.ways
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import nn
 
 import attnflow
@@ -30,16 +32,16 @@ def plain() -> Any:
 
 
 @cache
-def folder() -> str:
-    """The plain model, saved."""
+def folder(build: Callable[[], Any] = plain) -> str:
+    """A model, saved."""
     path = tempfile.mkdtemp()
-    plain().save_pretrained(path)
+    build().save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path
 
 
-def loaded(**options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder(), **options)
+def loaded(build: Callable[[], Any] = plain, **options: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder(build), **options)
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,11 @@ def pipeline() -> Any:
 # --- split and offloaded --------------------------------------------------------------------------
 
 
-def offloaded(place: str) -> Any:
+def offloaded(place: str, build: Callable[[], Any] = plain) -> Any:
+    """By accelerate, its parameters in the memory ("cpu") or on the disk."""
     import accelerate
 
-    model, device = plain(), torch.device("cpu")
+    model, device = build(), torch.device("cpu")
     if place == "cpu":
         return accelerate.cpu_offload(model, execution_device=device)
     accelerate.disk_offload(model, tempfile.mkdtemp(), execution_device=device)
@@ -179,17 +182,97 @@ def dynamic_int8() -> Any:
     return torch.ao.quantization.quantize_dynamic(plain(), {nn.Linear}, dtype=torch.qint8)
 
 
-def by_torchao(config: str) -> Any:
+def by_torchao(config: str, build: Callable[[], Any] = plain) -> Any:
     from torchao import quantization
 
-    model = plain()
+    model = build()
     quantization.quantize_(model, getattr(quantization, config)())
     return model
 
 
-def by_bitsandbytes(bits: int) -> Any:
+def by_bitsandbytes(bits: int, build: Callable[[], Any] = plain) -> Any:
     options: dict[str, Any] = {f"load_in_{bits}bit": True}
-    return loaded(quantization_config=transformers.BitsAndBytesConfig(**options))
+    return loaded(build, quantization_config=transformers.BitsAndBytesConfig(**options))
+
+
+_GROUP = 32  # numbers that share a scale
+_FORMATS: dict[str, dict[str, Any]] = {
+    "gptq": {"bits": 4, "group_size": _GROUP, "desc_act": False, "sym": True},
+    "awq": {"bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"},
+    "compressed-tensors": {
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "all": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "group_size": _GROUP, "strategy": "group"},
+            }
+        },
+    },
+}
+
+
+def wide() -> Any:
+    """A language model whose layers fill the blocks that packages quantise by."""
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer()), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, initializer_range=0.3, bos_token_id=1, eos_token_id=2,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@cache
+def quantised_folder(kind: str) -> str:
+    """The wide model as others publish theirs: the layers' weights rounded and packed."""
+    path, model = tempfile.mkdtemp(), wide()
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        for part, tensor in _packed(tensors.pop(name), kind).items():
+            tensors[f"{name.removesuffix('weight')}{part}"] = tensor.contiguous()
+    model.config.quantization_config = {"quant_method": kind, **_FORMATS[kind]}
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    save_file(tensors, Path(path) / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def _packed(weight: torch.Tensor, kind: str) -> dict[str, torch.Tensor]:
+    groups = weight.T.unflatten(0, (-1, _GROUP))  # group × source × target
+    scale = groups.abs().amax(dim=1, keepdim=True) / 7
+    numbers = ((groups / scale).round() + 8).flatten(0, 1).to(torch.int64)
+    if kind == "compressed-tensors":
+        return {
+            "weight_packed": _in_words(numbers.T, range(8)),
+            "weight_scale": scale[:, 0].T,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+    parts = {"scales": scale[:, 0].half()}
+    zeros = torch.full(parts["scales"].shape, 8)
+    if kind == "awq":
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        return {**parts, "qweight": _in_words(numbers, order), "qzeros": _in_words(zeros, order)}
+    places = torch.arange(len(numbers), dtype=torch.int32) // _GROUP
+    return {
+        **parts,
+        "qweight": _in_words(numbers.T, range(8)).T,
+        "qzeros": _in_words(zeros - 1, range(8)),
+        "g_idx": places,
+    }
+
+
+def _in_words(numbers: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Eight numbers of four bits along the last axis as one of 32."""
+    shifts = torch.arange(0, 32, 4)
+    words = (numbers.unflatten(-1, (-1, 8))[..., list(order)] << shifts).sum(dim=-1)
+    return words.to(torch.uint32).view(torch.int32)
+
+
+def from_folder(kind: str) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(quantised_folder(kind))
 
 
 QUANTISED = [
@@ -213,7 +296,14 @@ QUANTISED = [
         lambda: by_bitsandbytes(4),
         None,
         needs="bitsandbytes",
-        note="on a CPU, an interrupt while it packs its weights breaks them",
+    ),
+    *(
+        Way(name, partial(from_folder, kind), None, needs=package)
+        for name, kind, package in (
+            ("compressed-tensors, 4 bit", "compressed-tensors", "compressed_tensors"),
+            ("GPTQ, 4 bit", "gptq", "gptqmodel"),
+            ("AWQ, 4 bit", "awq", "gptqmodel"),
+        )
     ),
 ]
 WAYS = [

@@ -1,11 +1,11 @@
 """Signals at random moments and threads that get in each other's way: counted, for any number.
 
-`python tests/interrupts.py 1000` sends a thousand real signals and prints how many left a trace.
+`python tests/interrupts.py 1000` sends a thousand real signals, to every way of holding a model
+as well, lets as many calls fail inside, and prints how many left a trace. Names choose ways.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ import holding
 from attnflow.evaluation.importance import InputGradient
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
+from attnflow.hosts.fingerprint import _plain_tensors
 from attnflow.hosts.load import as_model, load
 from attnflow.hosts.transformers import attention
 from attnflow.testing import tiny_decoder, tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
+WORDS = "the key is of"
 
 
 def _traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
@@ -77,63 +80,185 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
     return _strike(kinds, count, lambda: _traces_left(both, state, handler), seed)
 
 
+class StruckError(Exception):
+    """Raised from the inside of a pass, as an operation that fails would."""
+
+
 def _strike(
     kinds: list[Callable[[], object]], count: int, check: Callable[[], list[str]], seed: int
 ) -> tuple[int, int, list[str]]:
     """Run the kinds in turn, each with a signal on its way; look after each what is left."""
     longest = [_seconds(kind) for kind in kinds]
-    chance = random.Random(seed)
+    chance, main = random.Random(seed), threading.main_thread().ident
     struck, left = 0, []
     for k in range(count):
         kind, after = k % len(kinds), False
-        stop = threading.Timer(
-            chance.uniform(0, 1.1 * longest[kind]), os.kill, (os.getpid(), signal.SIGINT)
-        )
+        # To this very thread: another one would take it, and leave this one asleep.
+        send = (main, signal.SIGINT)
+        stop = threading.Timer(chance.uniform(0, longest[kind]), signal.pthread_kill, send)
         try:
+            start = time.perf_counter()
             stop.start()
             kinds[kind]()
             after = True
+            longest[kind] = time.perf_counter() - start  # other work on this machine comes and goes
             stop.join()
             time.sleep(1)  # the signal comes when the capture has ended
         except KeyboardInterrupt:
             struck += not after
+        except SystemError as error:  # how torch's C++ passes an exception on from a callback
+            struck += isinstance(error.__cause__, KeyboardInterrupt)
+            left.extend([] if error.__cause__ else [repr(error)])
         stop.join()
         left.extend(check())
     return count, struck, left
 
 
-def interrupted_way(way: holding.Way, count: int, seed: int = 0) -> tuple[int, int, list[str]]:
-    """The same while a model is explained as it is held: by attention, and by gradients."""
+def fail_inside(
+    kinds: list[Callable[[], object]],
+    count: int,
+    check: Callable[[], list[str]],
+    counts: Callable[[str, FrameType], bool] | None = None,
+) -> tuple[int, int, list[str]]:
+    """Run the kinds in turn, each with an error in one of its calls; look after each what is left.
+
+    Any call of Python or C in it is as likely to fail as another, or any that `counts`.
+    """
+    totals = [_calls(kind, counts) for kind in kinds]
+    chance = random.Random(0)
+    struck, left = 0, []
+    for k in range(count):
+        kind = k % len(kinds)
+        try:
+            _calls(kinds[kind], counts, chance.randrange(totals[kind]))
+        except Exception as error:
+            chain: BaseException | None = error
+            while chain is not None and not isinstance(chain, StruckError):
+                chain = chain.__cause__ or chain.__context__
+            struck += chain is not None
+            if chain is None:
+                left.append(f"{type(error).__name__}: {error}")
+        left.extend(check())
+    return count, struck, left
+
+
+def _calls(
+    run: Callable[[], object],
+    counts: Callable[[str, FrameType], bool] | None = None,
+    fails: int | None = None,
+) -> int:
+    """The number of calls in this run, one of which fails.
+
+    None fails while the model is changed or put back: those calls set attributes and no more, and
+    what can come between two of them is a signal.
+    """
+    seen = 0
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        nonlocal seen
+        if event in ("call", "c_call") and (counts is None or counts(event, frame)):
+            seen += 1
+            if fails is not None and seen > fails and not _restores(frame):
+                sys.setprofile(None)
+                raise StruckError
+
+    sys.setprofile(watch)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def _restores(frame: FrameType | None) -> bool:
+    """Whether something is being changed or put back: by us, or on the way in or out of a block."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == restore.__file__ or code.co_name in ("__enter__", "__exit__"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def state_of(model: torch.nn.Module) -> list[Any]:
+    """Everything of a model that an explanation could leave changed, each part with its name.
+
+    Hooks, modes, how it is held; weights and buffers to the last bit, with their gradients and
+    where they are.
+    """
+    names = ("forward", "_compiled_call_impl", "_hf_hook", "training", "__class__")
+    parts: list[Any] = []
+    for path, module in model.named_modules():
+        hooks = {k: [*v] for k, v in vars(module).items() if k.endswith("_hooks") and v}
+        held = [id(vars(module).get(name, name)) for name in names]
+        config = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        parts.append((path, type(module), module.training, hooks, held, config))
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return [*parts, *((name, *_tensor_state(tensor)) for name, tensor in tensors)]
+
+
+def _tensor_state(tensor: torch.Tensor) -> list[Any]:
+    facts: list[Any] = [type(tensor), tensor.device, tensor.requires_grad, tensor.grad is None]
+    packed = vars(getattr(tensor, "quant_state", None) or object) if tensor.__dict__ else {}
+    inside = [v for v in packed.values() if isinstance(v, torch.Tensor)]
+    pieces = [piece for value in (tensor, *inside) for piece in _plain_tensors(value)]
+    return [*facts, *(None if p.is_meta else _bytes(p) for p in pieces)]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    flat = tensor.detach().contiguous().flatten()
+    return hash(flat.view(torch.uint8).numpy().tobytes())
+
+
+def strike_way(
+    way: holding.Way, count: int, by: str = "signals", seed: int = 0
+) -> tuple[int, int, list[str]]:
+    """Explain a model as it is held, by attention and by gradients, and interrupt that.
+
+    by: "signals", real ones at random moments, or "errors", raised by any call of the pass.
+    """
     held = way.hold()
-    model = as_model(holding.as_held(held)).module
+    given = holding.as_held(held)
+    model = as_model(given).module
     model.requires_grad_(False)
     kinds: list[Callable[[], object]] = [
-        lambda: holding.capture(held),
-        lambda: holding.explain(held),
-        lambda: holding.generate(held),
+        lambda: attnflow.capture(given, WORDS),
+        lambda: attnflow.explain(given, WORDS, check=False),
+        lambda: attnflow.generate(given, WORDS, max_new_tokens=2, check=False),
     ]
     for kind in kinds:  # what a compiler or an offloading hook sets at the first call is there
         kind()
     ids = holding.tokenizer()(holding.PROMPT, return_tensors="pt")
 
-    def state() -> list[Any]:
-        names = ("forward", "_compiled_call_impl", "_hf_hook")
-        parts = [[id(vars(module).get(name)) for name in names] for module in model.modules()]
-        return [*parts, *((p.device, p.requires_grad) for p in model.parameters())]
-
-    def output() -> torch.Tensor:
+    def answers() -> tuple[torch.Tensor, Any]:
         with torch.no_grad():
-            return model(**ids).logits.clone()
+            return model(**ids).logits.clone(), holding.explain(held)
 
-    before, answer, traces = state(), output(), model_state(model)
+    logits, values = answers()
+    before, traces = state_of(model), model_state(model)
     handler = signal.getsignal(signal.SIGINT)
 
     def check() -> list[str]:
         left = _traces_left(model, traces, handler)
-        return [*left, *([] if state() == before else ["how it is held"])]
+        if (after := state_of(model)) != before:
+            apart = [a[0] for a, b in zip(after, before, strict=False) if a != b]
+            left.append(f"how it is held: {apart or 'its parts'}")
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            left.append("a mode of torch")
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+            left.append("a mode of torch's dispatcher")
+        return left
 
-    sent, struck, left = _strike(kinds, count, check, seed)
-    return sent, struck, [*left, *([] if torch.equal(output(), answer) else ["its answer"])]
+    if by == "signals":
+        sent, struck, left = _strike(kinds, count, check, seed)
+    else:
+        sent, struck, left = fail_inside(kinds, count, check)
+    again, explained = answers()
+    if not torch.equal(again, logits):
+        left.append("its answer")
+    if not np.array_equal(explained, values):
+        left.append("its explanation")
+    return sent, struck, left
 
 
 def ways_to_interrupt() -> list[holding.Way]:
@@ -192,14 +317,34 @@ def threaded_captures(count: int, threads: int = 8) -> tuple[int, int, list[str]
     return count, len(wrong), [*wrong, *_traces_left(model, state, handler)]
 
 
-if __name__ == "__main__":
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(number: int = 1000, *names: str) -> int:
+    """Strike captures, threads and each way to hold a model so often, or the ways named; print."""
     torch.set_num_threads(1)
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    tried, struck, left = interrupted_captures(number)
-    sys.stdout.write(f"interrupts: {tried} sent, {struck} struck a capture, {len(left)} wrong\n")
-    tried, wrong, left = threaded_captures(2 * number)
-    sys.stdout.write(f"threads: {tried} captures, {len(left)} wrong {left[:3]}\n")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    total = 0
+    if not names:
+        tried, struck, left = interrupted_captures(number)
+        _tell(f"interrupts: {tried} sent, {struck} struck a capture, {len(left)} wrong")
+        tried, _, wrong = threaded_captures(2 * number)
+        _tell(f"threads: {tried} captures, {len(wrong)} wrong {wrong[:3]}")
+        total = len(left) + len(wrong)
     for way in ways_to_interrupt():
-        tried, struck, left = interrupted_way(way, number)
-        line = f"{way.name}: {tried} sent, {struck} struck, {len(left)} wrong {left[:3]}\n"
-        sys.stdout.write(line)
+        if names and not any(name in way.name for name in names):
+            continue
+        for by in ("signals", "errors"):
+            start = time.monotonic()
+            tried, struck, left = strike_way(way, number, by)
+            seconds = time.monotonic() - start
+            told = f"{tried} {by}, {struck} struck, {len(left)} wrong ({seconds:.0f} s)"
+            _tell(f"{way.name}: {told} {left[:3]}")
+            total += len(left)
+    return int(total > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(int(word) if word.isdigit() else word for word in sys.argv[1:])))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import attnflow
+from attnflow.hosts.balanced import BalancedRules
 from attnflow.hosts.load import load
 from attnflow.hosts.model import adapter_for
 from attnflow.hosts.recorder import Intervention
@@ -22,7 +23,7 @@ from families import FAMILIES, words
 from interrupts import (
     TEXT,
     interrupted_captures,
-    interrupted_way,
+    strike_way,
     threaded_captures,
     ways_to_interrupt,
 )
@@ -56,7 +57,7 @@ def test_signals_at_random_moments_leave_nothing_behind() -> None:
 def test_a_held_model_is_given_back_as_it_was_held(name: str) -> None:
     ways = [way for way in ways_to_interrupt() if way.name == name]
     for way in ways:
-        _, struck, left = interrupted_way(way, 12)
+        _, struck, left = strike_way(way, 12)
         assert struck > 1
         assert left == []
 
@@ -83,6 +84,35 @@ def test_everything_is_undone_before_the_exception_goes_its_way() -> None:
         strike()
     assert modes == [True]
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("moment", ["__enter__", "__exit__"])
+def test_a_signal_at_the_border_of_a_block_leaves_no_mode_of_torch(moment: str) -> None:
+    class Struck(BalancedRules):
+        def __enter__(self) -> Any:
+            super().__enter__()
+            if moment == "__enter__":
+                signal.raise_signal(signal.SIGINT)
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            torch.set_grad_enabled(False)
+            if moment == "__exit__" and not struck:
+                struck.append(True)
+                signal.raise_signal(signal.SIGINT)
+            super().__exit__(*error)
+
+    struck: list[bool] = []
+
+    def strike() -> None:
+        with at_rest(torch.nn.Linear(2, 2)), Struck():
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        strike()
+    assert torch._C._len_torch_function_stack() == 0
+    assert not BalancedRules.are_active()
+    assert torch.is_grad_enabled()
 
 
 def test_a_signal_while_things_are_undone_waits() -> None:

@@ -30,7 +30,7 @@ from full_disk import full_disks
 from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
 from interrupts import (
     interrupted_captures,
-    interrupted_way,
+    strike_way,
     threaded_captures,
     ways_to_interrupt,
 )
@@ -119,7 +119,8 @@ def interrupts(count: int, folder: Path) -> Count:
 
 def held_interrupts(count: int, folder: Path) -> Count:
     """The same in every way to hold a model: an adapter, compiled, offloaded, quantised."""
-    outcomes = [(way.name, *interrupted_way(way, count)) for way in ways_to_interrupt()]
+    kinds = [(way, by) for way in ways_to_interrupt() for by in ("signals", "errors")]
+    outcomes = [(way.name, *strike_way(way, count, by)) for way, by in kinds]
     wrong = [f"{name}: {one}" for name, _, _, left in outcomes for one in left]
     return Count(sum(tried for _, tried, _, _ in outcomes), wrong)
 

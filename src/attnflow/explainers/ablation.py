@@ -356,7 +356,7 @@ class CompletionAblation:
         device = device_of(self.model)
         ids = torch.tensor([variant.ids for variant in variants], device=device)
         mask = torch.tensor([variant.visible for variant in variants], device=device).long()
-        with torch.no_grad(), at_rest(self.model):
+        with at_rest(self.model), torch.no_grad():
             if self._two_stacks:
                 logits = self._decoded(ids, mask)
             else:
@@ -389,7 +389,7 @@ class CompletionAblation:
         size = len(self.completion_ids)
         needed = torch.arange(count * end, device=device).reshape(count, end)[:, -size:].flatten()
         keeps = "logits_to_keep" in self._accepts
-        with torch.no_grad(), at_rest(self.model):
+        with at_rest(self.model), torch.no_grad():
             logits = self.model(
                 input_ids=ids,
                 attention_mask=mask,

@@ -187,7 +187,7 @@ def next_token(
         batch = adapter.encode(module, model.tokenizer, [checked_text(text)])
     if batch.size != 1:
         raise TokensError(f"One example is explained at a time; got a batch of {batch.size}.")
-    with torch.no_grad(), at_rest(module):
+    with at_rest(module), torch.no_grad():
         outputs = adapter.forward(module, batch.inputs)
     (scores,) = adapter.scores(module, model.tokenizer, outputs, batch)
     if scores is None:

@@ -151,18 +151,16 @@ class BalancedRules(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.uncovered: set[str] = set()
-        self._depths: list[int] = []  # of torch's stack of modes where each block began
 
     def __enter__(self) -> Any:
-        self._depths.append(torch._C._len_torch_function_stack())
+        super().__enter__()  # type: ignore[no-untyped-call]
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *error: Any) -> None:
-        self._threads.depth -= 1
-        depth = self._depths.pop()
-        while torch._C._len_torch_function_stack() > depth:  # an interrupt may have left one more
-            super().__exit__(*error)  # type: ignore[no-untyped-call]
+        # Where an interrupt came in between, it is left a second time (`restore.undone`).
+        self._threads.depth = max(0, getattr(self._threads, "depth", 0) - 1)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def are_active(cls) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -12,8 +11,6 @@ from attnflow.errors import UnsupportedModelError
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.restore import at_rest
 
-_BARRIERS: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
-
 
 def gradient_barrier(model: nn.Module) -> str | None:
     """Return the name of a layer that no gradient runs through; None where all let it pass.
@@ -21,13 +18,12 @@ def gradient_barrier(model: nn.Module) -> str | None:
     >>> gradient_barrier(nn.Linear(2, 2)) is None
     True
     """
-    if model not in _BARRIERS:
-        kinds = {(type(m), type(getattr(m, "weight", None))): m for m in _quantised_layers(model)}
-        with at_rest(model):
-            barriers = (layer for layer in kinds.values() if not _passes_gradients(layer, model))
-            layer = next(barriers, None)
-        _BARRIERS[model] = None if layer is None else _name(layer)
-    return _BARRIERS[model]
+    kinds = {(type(m), type(getattr(m, "weight", None))): m for m in _quantised_layers(model)}
+    if not kinds:
+        return None
+    with at_rest(model):
+        barriers = (_name(layer) for layer in kinds.values() if not _passes_gradients(layer, model))
+        return next(barriers, None)
 
 
 def refuse_gradients(model: nn.Module) -> None:
@@ -38,7 +34,8 @@ def refuse_gradients(model: nn.Module) -> None:
             f"No gradient runs through the quantised layers of this {type(model).__name__} "
             f"({layer}), so gradient methods cannot explain it. 'rollout', 'flow', 'alti' and "
             "'leave-one-out' do; or load the model without quantisation, or in 4 or 8 bit with "
-            "bitsandbytes."
+            "bitsandbytes. Some layers let gradients pass until a first pass without them packs "
+            "their weights: load such a model again, and explain it before it runs."
         )
 
 

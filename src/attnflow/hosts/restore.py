@@ -24,12 +24,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode
 
 from attnflow.errors.progress import is_heard, tell
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _LONG = 512  # tokens of a text whose pass is told of, layer by layer
 _WAIT = 0.0005  # seconds between two looks at whether a model is free
+# How quantised layers are kept from packing their weights in a pass without gradients: they do so
+# for good, no gradient runs through them afterwards, and an interrupt would leave half of it.
+_UNPACKED = {"support_avx512bf16_for_cpu": (True, False), "linear_mode": (None, "train")}
 
 
 class Changes:
@@ -153,11 +157,16 @@ def _in_main_thread() -> bool:
 def undone() -> Iterator[Changes]:
     """Changes that are undone when the block ends, however it ends."""
     changes = Changes()
+    modes, gradients = torch._C._len_torch_function_stack(), torch.is_grad_enabled()
     try:
         _INTERRUPTS.guard(changes)
         yield changes
     finally:
         _INTERRUPTS.undo(changes)
+        # An interrupt on the way in or out of a block of torch's own leaves its mode behind.
+        while torch._C._len_torch_function_stack() > modes:
+            _get_current_function_mode().__exit__(None, None, None)
+        torch.set_grad_enabled(gradients)
 
 
 @contextmanager
@@ -198,6 +207,10 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     were compiled run as they were written, since a compiled pass goes past whatever watches it.
     """
     with exclusive(model) as changes, _out_of_inference_mode():
+        for hook in list(model._forward_pre_hooks.values()):
+            if getattr(hook, "__name__", "") == "ct_decompress_hook":
+                with _INTERRUPTS:  # compressed-tensors unpacks all layers, for good, in any pass
+                    hook(model, ())
         for module in model.modules():
             if hasattr(module, "_hf_hook"):
                 changes.add(partial(_offload_again, module))
@@ -205,6 +218,9 @@ def at_rest(model: nn.Module) -> Iterator[None]:
                 changes.set(module, "training", False)
             if module._compiled_call_impl is not None:
                 changes.set(module, "_compiled_call_impl", None)
+            for name, (packs, meanwhile) in _UNPACKED.items():
+                if vars(module).get(name, meanwhile) == packs:
+                    changes.set(module, name, meanwhile)
             forward = vars(module).get("forward")
             original = getattr(forward, "_torchdynamo_orig_callable", None)
             if original is not None and not hasattr(module, "_hf_hook"):

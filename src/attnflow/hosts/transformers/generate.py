@@ -87,7 +87,7 @@ def run_generate(
 
 def run_once(model: PreTrainedModel, ids: Tensor, observer: AttentionObserver) -> None:
     """Run one forward pass over a finished text, seen by the watcher, without scores."""
-    with torch.no_grad(), watch_attention(model, observer=observer):
+    with watch_attention(model, observer=observer), torch.no_grad():
         model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
 
 

@@ -368,7 +368,7 @@ def _part(
 ) -> RowContributions:
     """These positions' rows; their keys are added to the cache."""
     inputs = InputLeaves()
-    with torch.enable_grad(), handle_attention(model, handler) as changes:
+    with handle_attention(model, handler) as changes, torch.enable_grad():
         inputs.watch(model, model.get_input_embeddings(), changes)
         with balanced_rules(model, changes) if handler.balanced else nullcontext():
             logits = model(
