@@ -99,8 +99,9 @@ torture: $(VENV)/.ray
 # Ways to hold a model that `make test` leaves out: quantised by other packages, over two processes.
 # The packages stay beside the environment: torchao prints to every command that finds it.
 holding: $(STAMP)
-	$(APART) $(VENV)/quantised torchao bitsandbytes
+	$(APART) $(VENV)/quantised torchao bitsandbytes compressed-tensors loguru
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
+	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore tests/interrupts.py 1000 bitsandbytes torchao compressed
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py tests/test_holding.py -k "ranks or continuous"
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore benchmarks/holding.py
 

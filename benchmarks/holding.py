@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
 import attnflow
+from holding import by_bitsandbytes, by_torchao, offloaded
 
 MOST = 1.3
 LENGTH = 256
@@ -41,46 +44,14 @@ def language_model() -> Any:
     return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def saved(**options: Any) -> Any:
-    """The same, loaded from a folder."""
-    folder = tempfile.mkdtemp()
-    language_model().save_pretrained(folder)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
-
-
-def offloaded(place: str) -> Any:
-    """The same by accelerate, its parameters in the memory or on the disk."""
-    import accelerate
-
-    model, device = language_model(), torch.device("cpu")
-    if place == "cpu":
-        return accelerate.cpu_offload(model, execution_device=device)
-    accelerate.disk_offload(model, tempfile.mkdtemp(), execution_device=device)
-    return model
-
-
-def by_torchao() -> Any:
-    """The same with int8 weights."""
-    from torchao import quantization
-
-    model = language_model()
-    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-    return model
-
-
-def by_bitsandbytes(bits: int) -> Any:
-    """The same in 8 or 4 bit."""
-    options: dict[str, Any] = {f"load_in_{bits}bit": True}
-    return saved(quantization_config=transformers.BitsAndBytesConfig(**options))
-
-
+_INT8 = "Int8WeightOnlyConfig"
 WAYS: dict[str, tuple[str, Callable[[], Any]]] = {
     "as it is": ("torch", language_model),
-    "accelerate's cpu_offload": ("accelerate", lambda: offloaded("cpu")),
-    "accelerate's disk_offload": ("accelerate", lambda: offloaded("disk")),
-    "torchao, int8 weights": ("torchao", by_torchao),
-    "bitsandbytes, 8 bit": ("bitsandbytes", lambda: by_bitsandbytes(8)),
-    "bitsandbytes, 4 bit": ("bitsandbytes", lambda: by_bitsandbytes(4)),
+    "accelerate's cpu_offload": ("accelerate", lambda: offloaded("cpu", language_model)),
+    "accelerate's disk_offload": ("accelerate", lambda: offloaded("disk", language_model)),
+    "torchao, int8 weights": ("torchao", lambda: by_torchao(_INT8, language_model)),
+    "bitsandbytes, 8 bit": ("bitsandbytes", lambda: by_bitsandbytes(8, language_model)),
+    "bitsandbytes, 4 bit": ("bitsandbytes", lambda: by_bitsandbytes(4, language_model)),
 }
 
 

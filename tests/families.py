@@ -325,7 +325,6 @@ MORE_WAYS = [
     ("PEFT: prefix and prompt tuning", "refused", "learned vectors are no tokens of the text"),
     ("`FullyShardedDataParallel` (FSDP1)", "refused, by its name", "use `fully_shard`"),
     ("a learned sink with `tp_plan`", "refused, not tested", "load it without `tp_plan`"),
-    ("GPTQ, AWQ, compressed-tensors", "read, not tested", "layers are tried for gradients"),
 ]
 
 
@@ -336,6 +335,7 @@ def ways_table() -> list[str]:
     lines = ["| way | gradients | remarks |", "|---|---|---|"]
     for way in (*WAYS, *QUANTISED):
         extra = "" if way.needs in ("torch", "peft", "accelerate") else "(`make holding`)"
+        extra = "tried once, see above" if way.needs == "gptqmodel" else extra
         flow = "yes" if way.gradients else "none: rollout, reruns"
         lines.append(f"| {way.name} | {flow} | {' '.join(filter(None, (way.note, extra)))} |")
     return [*lines, *(f"| {way} | {flow} | {note} |" for way, flow, note in MORE_WAYS)]

@@ -195,6 +195,8 @@ def by_bitsandbytes(bits: int, build: Callable[[], Any] = plain) -> Any:
     return loaded(build, quantization_config=transformers.BitsAndBytesConfig(**options))
 
 
+# What publishes models by these names, and the package that runs them.
+PACKAGES = {"compressed-tensors": "compressed_tensors", "gptq": "gptqmodel", "awq": "gptqmodel"}
 _GROUP = 32  # numbers that share a scale
 _FORMATS: dict[str, dict[str, Any]] = {
     "gptq": {"bits": 4, "group_size": _GROUP, "desc_act": False, "sym": True},
@@ -298,11 +300,11 @@ QUANTISED = [
         needs="bitsandbytes",
     ),
     *(
-        Way(name, partial(from_folder, kind), None, needs=package)
-        for name, kind, package in (
-            ("compressed-tensors, 4 bit", "compressed-tensors", "compressed_tensors"),
-            ("GPTQ, 4 bit", "gptq", "gptqmodel"),
-            ("AWQ, 4 bit", "awq", "gptqmodel"),
+        Way(f"{name}, 4 bit", partial(from_folder, kind), None, needs=PACKAGES[kind], note=note)
+        for name, kind, note in (
+            ("compressed-tensors", "compressed-tensors", "its first pass unpacks it for good"),
+            ("GPTQ", "gptq", "by gptqmodel"),
+            ("AWQ", "awq", "by gptqmodel"),
         )
     ),
 ]

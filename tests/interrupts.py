@@ -106,9 +106,9 @@ def _strike(
             time.sleep(1)  # the signal comes when the capture has ended
         except KeyboardInterrupt:
             struck += not after
-        except SystemError as error:  # how torch's C++ passes an exception on from a callback
-            struck += isinstance(error.__cause__, KeyboardInterrupt)
-            left.extend([] if error.__cause__ else [repr(error)])
+        except (SystemError, ValueError) as error:  # what torch's C++ makes of an interrupt in it
+            struck += 1
+            left.extend([f"{error!r} without a signal"] if stop.is_alive() else [])
         stop.join()
         left.extend(check())
     return count, struck, left

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import tempfile
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +91,53 @@ def test_a_held_model_is_explained_like_the_model_in_it(way: Way, door: str) -> 
     assert np.allclose(values, expected(way, door), rtol=0, atol=SAME)
 
 
-# --- PEFT -----------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
-def test_an_adapter_changes_the_answer_so_that_the_test_above_can_fail() -> None:
-    pytest.importorskip("peft")
-    plain, adapted = (holding.capture(model) for model in (holding.plain(), holding.peft_model()))
-    assert np.abs(plain - adapted).max() > 0.1
+@cache
+def bitsandbytes_folder() -> str:
+    path = tempfile.mkdtemp()
+    holding.by_bitsandbytes(4).save_pretrained(path)
+    holding.tokenizer().save_pretrained(path)
+    return path
 
 
-def test_an_adapters_folder_on_the_command_line(tmp_path: Path) -> None:
+FOLDERS = [
+    Way("PEFT: an adapter", holding.adapter_folder, needs="peft"),
+    Way("bitsandbytes, 4 bit, quantised", bitsandbytes_folder, needs="bitsandbytes"),
+    *(
+        Way(f"{kind}, quantised", partial(holding.quantised_folder, kind), needs=package)
+        for kind, package in holding.PACKAGES.items()
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ["explain", "generate", "ask", "evaluate", "check"])
+@pytest.mark.parametrize("way", ways(FOLDERS))
+def test_a_folder_on_the_command_line(way: Way, command: str, tmp_path: Path) -> None:
+    folder, output = way.hold(), tmp_path / "result.json"
+    (tmp_path / "a.txt").write_text(holding.DOCUMENTS["a.txt"])
+    (tmp_path / "prompts.jsonl").write_text(
+        json.dumps({"prompt": holding.PROMPT, "completion": " sara"}) + "\n"
+    )
+    words = {
+        "explain": [holding.PROMPT, "--output", str(output)],
+        "generate": [holding.PROMPT, "--completion", " sara is", "--output", str(output)],
+        "ask": ["the key is of", str(tmp_path / "a.txt"), "--max-new-tokens", "4"],
+        "evaluate": [str(tmp_path / "prompts.jsonl"), "--methods", "balanced"],
+        "check": [folder],
+    }[command]
+    options = [] if command == "check" else ["--model", folder]
+    outcome = RUN.invoke(app, [command, *words, *options])
+    assert outcome.exit_code == 0, outcome.output
+    if command in ("explain", "generate"):
+        values = np.array(attnflow.Attribution.load(output).values)
+        settings: dict[str, Any] = {"completion": " sara is"} if command == "generate" else {}
+        expected = getattr(attnflow, command)(folder, holding.PROMPT, **settings).values
+        assert np.allclose(values, expected, rtol=0, atol=SAME)
+
+
+def test_an_adapters_folder_on_the_command_line_is_the_merged_model(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     output = tmp_path / "result.json"
     command = ["explain", holding.PROMPT, "--model", holding.adapter_folder()]
@@ -108,6 +146,15 @@ def test_an_adapters_folder_on_the_command_line(tmp_path: Path) -> None:
     values = np.array(attnflow.Attribution.load(output).values)
     merged = holding.explain(holding.merged(holding.peft_model()))
     assert np.allclose(values, merged, rtol=0, atol=SAME)
+
+
+# --- PEFT -----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_changes_the_answer_so_that_the_test_above_can_fail() -> None:
+    pytest.importorskip("peft")
+    plain, adapted = (holding.capture(model) for model in (holding.plain(), holding.peft_model()))
+    assert np.abs(plain - adapted).max() > 0.1
 
 
 def test_an_adapter_in_the_projection_counts_where_blocks_are_taken_apart() -> None:

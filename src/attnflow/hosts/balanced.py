@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, resolve_name
 
 from attnflow.hosts.restore import Changes
 
@@ -158,9 +158,10 @@ class BalancedRules(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # Where an interrupt came in between, it is left a second time (`restore.undone`).
+        # An interrupt may have left it already, or leaves it a second time (`restore.undone`).
         self._threads.depth = max(0, getattr(self._threads, "depth", 0) - 1)
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if _get_current_function_mode() is self:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def are_active(cls) -> bool:
