@@ -158,15 +158,19 @@ def undone() -> Iterator[Changes]:
     """Changes that are undone when the block ends, however it ends."""
     changes = Changes()
     modes, gradients = torch._C._len_torch_function_stack(), torch.is_grad_enabled()
+    in_turn = True
     try:
         _INTERRUPTS.guard(changes)
         yield changes
+    except GeneratorExit:  # an interrupt came before the end of the block, which is closed late
+        in_turn = False
+        raise
     finally:
         _INTERRUPTS.undo(changes)
-        # An interrupt on the way in or out of a block of torch's own leaves its mode behind.
-        while torch._C._len_torch_function_stack() > modes:
-            _get_current_function_mode().__exit__(None, None, None)
-        torch.set_grad_enabled(gradients)
+        if in_turn:  # an interrupt at the border of a block of torch's own leaves its mode behind
+            while torch._C._len_torch_function_stack() > modes:
+                _get_current_function_mode().__exit__(None, None, None)
+            torch.set_grad_enabled(gradients)
 
 
 @contextmanager
