@@ -42,6 +42,8 @@ def check_model(model: ModelLike, inputs: str | Mapping[str, Tensor]) -> list[Ch
     try:
         loaded = as_model(model)
         module = loaded.module
+        with at_rest(module):  # compressed-tensors unpacks a model for good in any first pass
+            pass
         state = model_state(module)
         trace = capture(loaded, inputs) if isinstance(inputs, str) else capture(loaded, [inputs])[0]
         batch = batch_of(loaded, [inputs])
