@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,9 +119,12 @@ def run_bench(plan: BenchPlan) -> None:
     """Run every job that is not done; what is there already is not run again."""
     jobs = plan.jobs
     if plan.processes == 1:
-        for number, (label, name) in enumerate(jobs):
-            tell("bench", number, len(jobs))
-            run_job(plan, label, name)
+        try:
+            for number, (label, name) in enumerate(jobs):
+                tell("bench", number, len(jobs))
+                run_job(plan, label, name)
+        finally:
+            _close_peers()
         tell("bench", len(jobs), len(jobs))
         return
     context = multiprocessing.get_context("spawn")
@@ -232,14 +236,13 @@ class PromptJudge:
         self._items = {i.name: i for i in load_items(data_set, plan.data, plan.part, most)}
         self._prepared: tuple[str, PreparedItem] | None = None
         self._model: Model | None = None
-        self._peers: dict[str, Peer] = {}
         self._ended: dict[str, str] = {}  # peers that did not start
 
     @property
     def model(self) -> Model:
         """The model, loaded when it is first needed: a run that is done needs none."""
         if self._model is None:
-            self._model = load_on(self.plan.device, self.plan.models[self.label])
+            self._model = _load(self.plan.device, self.plan.models[self.label])
         return self._model
 
     def names(self) -> Sequence[str]:
@@ -291,12 +294,15 @@ class PromptJudge:
     def _peer(self, name: str) -> Peer:
         if name in self._ended:
             raise InputError(self._ended[name])
-        if name not in self._peers:
-            if self.plan.peers is None:
-                raise InputError("no --peers folder is given; `make bench-peers` makes one")
-            folder = peer_model(self.model, self.plan.output / "models" / self.label)
+        if self.plan.peers is None:
+            raise InputError("no --peers folder is given; `make bench-peers` makes one")
+        folder = self.plan.output / "models" / self.label
+        key = (str(folder), "" if name != "at2" else self.data_set, name)  # it is trained for one
+        if key not in _PEERS:
+            _close_peers(keep=str(folder))
+            log = self.plan.output / "peers.log"
             peer = Peer(
-                name, self.plan.peers, folder, self.plan.device, self.plan.output / "peers.log"
+                name, self.plan.peers, peer_model(self.model, folder), self.plan.device, log
             )
             try:
                 if name == "at2":
@@ -305,9 +311,10 @@ class PromptJudge:
                     peer.start()
             except AttnflowError as error:
                 self._ended[name] = str(error)
+                peer.close()
                 raise
-            self._peers[name] = peer
-        return self._peers[name]
+            _PEERS[key] = peer
+        return _PEERS[key]
 
     def _train(self, peer: Peer) -> None:
         """Train on items that are not reported: the last ones, of the development part."""
@@ -325,9 +332,24 @@ class PromptJudge:
         append_record(self.plan.journal(self.label, self.data_set), record)
 
     def close(self) -> None:
-        """End the peers."""
-        for peer in self._peers.values():
-            peer.close()
+        """End the peer that was trained for these data; the others serve the next data set."""
+        for key in [key for key in _PEERS if key[1] == self.data_set]:
+            _PEERS.pop(key).close()
+
+
+_PEERS: dict[tuple[str, str, str], Peer] = {}  # by the model's folder, the data set, the name
+
+
+def _close_peers(keep: str | None = None) -> None:
+    """End the peers, but those that have a model loaded which is still run."""
+    for key in [key for key in _PEERS if key[0] != keep]:
+        _PEERS.pop(key).close()
+
+
+@lru_cache(maxsize=1)
+def _load(device: str, name: str) -> Model:
+    """Return a model; the data sets of one follow each other and share it."""
+    return load_on(device, name)
 
 
 def peer_model(model: Model, folder: Path) -> Path:
