@@ -127,18 +127,23 @@ def run_bench(plan: BenchPlan) -> None:
             _close_peers()
         tell("bench", len(jobs), len(jobs))
         return
-    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(plan.processes, mp_context=multiprocessing.get_context("spawn"))
     try:
-        with ProcessPoolExecutor(plan.processes, mp_context=context) as pool:
-            futures = [pool.submit(run_job, plan, *job, os.getpid()) for job in jobs]
-            for number, future in enumerate(futures):
-                future.result()
-                tell("bench", number + 1, len(jobs))
+        futures = [pool.submit(run_job, plan, *job, os.getpid()) for job in jobs]
+        for number, future in enumerate(futures):
+            future.result()
+            tell("bench", number + 1, len(jobs))
     except BrokenProcessPool:
         raise StoppedError(
             f"A process of the bench was ended from outside. What is done is kept in "
             f"{str(plan.output)!r}, and the same command goes on from there."
         ) from None
+    except BaseException:
+        for process in multiprocessing.active_children():  # no job is waited for: all is kept
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def run_job(plan: BenchPlan, label: str, data_set: str, parent: int | None = None) -> None:
