@@ -32,7 +32,6 @@ from stand_ins import BLOCK, PAGES, TEXTS, write_all
 DOTTED = re.compile(r"attnflow(\.\w+)+")
 # What is parsed but not run: a part of the line, or of the block of Python, and why.
 NOT_RUN = {
-    "attnflow bench": "minutes of SmolLM2; tests/test_bench.py runs it on a tiny model",
     "pip install": "it changes the machine",
     "make ": "the Makefile is what continuous integration runs",
     "--held-out": "the data cannot be shipped; tests/test_experiments.py has little of its kind",
