@@ -272,7 +272,7 @@ def test_photos_are_judged_by_hidden_patches_and_boxes(photos: Path) -> None:
     plan = run.BenchPlan(
         models={"vit": str(photos / "model")},
         data_sets=("boxes",),
-        methods=("default", "grad-cam", "layer-cam", "centre", "random"),
+        methods=("default", "rollout", "grad-cam", "layer-cam", "centre", "random"),
         data=photos,
         output=photos / "out",
         part="all",
