@@ -177,7 +177,7 @@ def test_the_command_writes_the_tables_and_goes_on(
     def always(expected: str, written: str, *, cut_off: bool) -> bool:
         return True
 
-    monkeypatch.setattr("attnflow.evaluation.subjects.prompts.is_answered", always)
+    monkeypatch.setattr("attnflow.evaluation.subjects.rankings.is_answered", always)
     write_text(tmp_path)
     write_questions(tmp_path)
     output = tmp_path / "out"

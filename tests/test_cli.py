@@ -180,7 +180,7 @@ def test_check_gives_a_verdict(folder: str, capsys: pytest.CaptureFixture[str]) 
 def test_check_says_when_not_to_trust(
     folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnflow.hosts.check._distance", lambda *_: 0.5)
+    monkeypatch.setattr("attnflow.hosts.check.distance", lambda *_: 0.5)
     assert _run(["check", folder]) == 1
     assert "NO  the output is the same without capture" in capsys.readouterr().out
 
@@ -386,7 +386,7 @@ def test_every_command_has_a_file_of_its_own() -> None:
     files = {path.stem for path in folder.glob("*.py")}
     files -= {"__init__", "app", "inputs", "mistakes", "options", "pace", "writing"}
     files -= {"photos"}  # of `explain`
-    assert files == names - {"experiment"}  # the command of a plug-in
+    assert files == names - {"bench", "experiment"}  # the commands of a plug-in
 
 
 # -- plug-ins --------------------------------------------------------------------------------------
@@ -400,11 +400,15 @@ def with_plugins(*points: tuple[str, str]) -> typer.Typer:
 
 
 EXPERIMENTS_PLUGIN = ("experiment", "attnflow_experiments.commands:app")
+BENCH_PLUGIN = ("bench", "attnflow_experiments.bench.command:app")
 
 
 def test_the_declared_entry_point_is_the_plug_in_of_the_experiments() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert [*project["entry-points"][GROUP].items()] == [EXPERIMENTS_PLUGIN]
+    assert [*project["entry-points"][GROUP].items()] == [
+        EXPERIMENTS_PLUGIN,
+        BENCH_PLUGIN,
+    ]
     shown = CliRunner().invoke(with_plugins(EXPERIMENTS_PLUGIN), ["experiment"])
     assert shown.exit_code == 0
     assert "verb-number  Tables 1 and 2" in shown.stdout

@@ -87,7 +87,8 @@ ROOMS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
         lambda node: calls(
             node, r".*\bAutoModel\w*\.from_pretrained", r"getattr\(.*from_pretrained"
         ),
-        r"hosts/load\.py|models/\w+\.py",  # what ships is loaded beside its card
+        # what ships is loaded beside its card; inputs loads processors; a peer has no attnflow
+        r"hosts/(load|inputs)\.py|models/\w+\.py|attnflow_experiments/bench/peers/worker\.py",
     ),
     "table reader": (
         lambda node: calls(node, *map(re.escape, READERS)) or opens_parquet(node),
