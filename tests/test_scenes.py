@@ -200,20 +200,24 @@ def test_the_command_line_says_what_is_wrong_with_an_image(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "sentence", "code"),
     [
-        (["--images", "SCENE", "a text"], "Text and images need the model's processor"),
-        (["--images", "SCENE"], "Give one text to explain"),
-        (["--model", "scenes", "SCENE"], "answers questions about images"),
-        (["SCENE"], "Name a vision model"),
+        (["--images", "SCENE", "a text"], "Text and images need the model's processor", 1),
+        (["--images", "SCENE"], "Give one text to explain", 2),
+        (["--model", "scenes", "SCENE"], "answers questions about images", 2),
+        (["SCENE"], "Name a vision model", 2),
     ],
 )
 def test_explain_says_which_command_takes_the_image(
-    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
     named = [str(tmp_path / "scene.png") if one == "SCENE" else one for one in arguments]
-    assert _run(["explain", *named]) == 2
+    assert _run(["explain", *named]) == code
     assert sentence in capsys.readouterr().err
 
 

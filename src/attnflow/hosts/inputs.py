@@ -286,7 +286,7 @@ def saved_processor(model: nn.Module, kind: str, purpose: str, **options: Any) -
     name = str(getattr(getattr(model, "config", None), "name_or_path", ""))
     hint = f"pass one: processor=..., for example {kind}.from_pretrained(...)."
     if not name:
-        raise TokensError(
+        raise ModelError(
             f"{purpose} need the model's processor. This {type(model).__name__} was not loaded "
             f"from a folder or a name, so there is no image processor beside it; {hint}"
         )

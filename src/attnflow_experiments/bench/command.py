@@ -16,7 +16,7 @@ from attnflow_experiments.options import DeviceOption, keeping
 
 app = typer.Typer(
     name="bench",
-    help="Hold methods against each other: the same prompts, the same ablations, one table.",
+    help="Hold methods against each other on the same prompts.",
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,

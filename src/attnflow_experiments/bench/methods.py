@@ -53,9 +53,9 @@ PEER_PACKAGES = {
 }
 """The folder or environment of each peer, under the one that `make bench-peers` makes."""
 NOT_RUN = {
-    "DPA": "no package of it was found to install, so it has not been run",
-    "DePass": "no package of it was found to install, so it has not been run",
-    "IFR": "no package of it was found to install; FlashTrace, which builds on it, is run",
+    "DPA": "it has not been run: no package under its name was found",
+    "DePass": "it has not been run: no package under its name was found",
+    "IFR": "it has not been run: no package under its name was found; FlashTrace builds on it",
 }
 # Packages of the peer's environment go before those of ours, which are there for one module.
 _PROGRAM = (

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from attnflow.errors import AttnflowError, InputError, StoppedError
+from attnflow.errors import AttnflowError, InputError, StoppedError, TokensError
 from attnflow.errors.arguments import check_named
 from attnflow.errors.progress import tell
 from attnflow.hosts.model import Model
@@ -181,10 +181,9 @@ def _go_on(
         if reference is None:
             try:
                 reference = judge.reference(name)
-            except NotCountedError as error:
+            except (NotCountedError, TokensError) as error:
+                # of this item; a device that fails would leave out every one, for ever
                 reference = {"left_out": str(error)}
-            except AttnflowError as error:
-                reference = {"left_out": f"{type(error).__name__}: {error}"}
             reference = {"name": record_name(name, REFERENCE), "item": name, **reference}
             keep(reference)
         if "left_out" in reference:
