@@ -195,6 +195,17 @@ def test_given_answers_all_count_and_are_kept(tmp_path: Path) -> None:
     assert experiment(None, data=path, journal=journal).tables == report.tables  # type: ignore[arg-type]
 
 
+def test_what_is_named_after_a_check_is_what_ask_names() -> None:
+    documents = (("a", "the keys to the cabinets ."), ("b", "the author is old ."))
+    case = SourcedQuestion("the keys", ("the cabinets",), documents, (0,), ())
+    model = tiny_decoder()
+    for name, method in (("checked", None), ("checked+gradient-attention", "gradient-attention")):
+        answer = attnflow.ask(model, case.question, dict(documents), method, answer=case.answers[0])
+        (statement,) = answer.statements
+        reading = AnswerReading.of_given(model, case)
+        assert reading.ranking(name)[0] == statement.sources[0].passage
+
+
 @pytest.mark.parametrize(
     "options",
     [

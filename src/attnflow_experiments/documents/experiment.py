@@ -30,7 +30,7 @@ from attnflow_experiments.documents.data import (
     paragraph_questions,
     supported_questions,
 )
-from attnflow_experiments.documents.reading import CHECKED, DEFAULT, AnswerReading
+from attnflow_experiments.documents.reading import DEFAULT, AnswerReading, method_name
 from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.report import Report
 
@@ -46,8 +46,8 @@ class SourcesExperiment:
 
     part: "development", to choose by, or "held-out", to report once; a file with supports is asked
         as a whole.
-    methods: names as `ask` takes them; "default"; or "checked", what the default names after its
-        check, as `ask` does.
+    methods: names as `ask` takes them; "default"; "checked", what the default names after its
+        check, as `ask` does; or "checked+NAME", what another method names after it.
     kinds: "ordinary", contracts, e-mail, tables and others with the right one at every place;
         "paragraphs", of which two are of one article; "supports", a file in which the documents
         that support an answer are known. Of the last two each question is asked at one place.
@@ -79,8 +79,8 @@ class SourcesExperiment:
         if short:
             raise InputError(f"A length is at least {10 * _FRAME} tokens; got {short[0]!r}.")
         for name in self.methods:  # a long run must not fail on a name
-            if name not in (DEFAULT, CHECKED):
-                make_method(name)
+            if method_name(name) != DEFAULT:
+                make_method(method_name(name))
 
     def __call__(self, model: Model, *, data: Path | None, journal: Path | None) -> Report:
         """Ask, count, and keep each question in the journal as it is done."""

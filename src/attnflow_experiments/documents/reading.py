@@ -38,8 +38,14 @@ from attnflow.tokens.units import split_units
 from attnflow_experiments.documents.data import SourcedQuestion
 
 DEFAULT = "default"
-CHECKED = "checked"  # the default, and what is named after its check, as `ask` has it
+CHECKED = "checked"
+"""What `ask` names after its check, by the default; "checked+NAME" by another method."""
 _MOST_WRITTEN = 24  # tokens of an answer
+
+
+def method_name(name: str) -> str:
+    """Return the name of the method that explains, whether or not its answer is checked."""
+    return DEFAULT if name == CHECKED else name.removeprefix(f"{CHECKED}+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +117,8 @@ class AnswerReading:
         return np.argsort(-values[0], kind="stable").tolist()
 
     def _method(self, name: str) -> Method:
-        by_default = name in (DEFAULT, CHECKED)
-        return default_method(self.model) if by_default else make_method(name)
+        method = method_name(name)
+        return default_method(self.model) if method == DEFAULT else make_method(method)
 
     def _ranked(self, name: str) -> tuple[RankedSource, ...]:
         method = self._method(name)
@@ -122,7 +128,7 @@ class AnswerReading:
         result = read_completion(self.model, completion, method, targets)
         result = mark_documents(result, named_documents(self.case.documents), self.prompt)
         rows = [0] if by_statement else range(len(self.ids))[self.target]
-        if name != CHECKED:
+        if not name.startswith(CHECKED):
             return rank_passages(result, rows)
         first, end, _ = self.target.indices(len(self.ids))
         noted = {**result.provenance, STATEMENTS: [[first, end, 0, self.text]]}
