@@ -103,7 +103,7 @@ holding: $(STAMP)
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore tests/interrupts.py 1000 bitsandbytes torchao compressed
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py tests/test_holding.py -k "ranks or continuous"
-	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore benchmarks/holding.py
+	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore benchmarks/held_models.py
 
 # Frameworks, all of them: some ask for other versions than the environment we develop in.
 frameworks: $(VENV)-frameworks/.installed

@@ -1,6 +1,6 @@
 """The time of an explanation against a plain pass of the same model, forward and back.
 
-`python benchmarks/holding.py` holds one random language model in every way that makes it slow:
+`python benchmarks/held_models.py` holds one random language model in every way that makes it slow:
 offloaded by accelerate, quantised by whatever package is installed. Both are timed in turn, and the
 ratio of their medians is printed; 1.3 is the most for the default method. Gradient attention, which
 explains every position by its own answer, is printed beside it. The check of an answer, which runs
@@ -23,7 +23,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import attnflow
-from holding import by_bitsandbytes, by_torchao, offloaded
+from holding import by_bitsandbytes, by_torchao, offloaded  # type: ignore[import-not-found]
 
 MOST = 1.3
 LENGTH = 256
