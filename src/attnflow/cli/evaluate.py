@@ -96,6 +96,7 @@ def evaluate(
     for name in methods or ():
         make_method(name) if name != "default" else None
     journal = output / f"{_NAME}.jsonl" if journal is None and output is not None else journal
+    typer.echo(f"attnflow: loading the model that is held against {data}.", err=True)
     options.prepare_models()
     from attnflow.evaluation import evaluate as run
 
