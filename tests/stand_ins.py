@@ -24,6 +24,7 @@ from attnflow.hosts.model import Model
 from attnflow.testing import tiny_encoder, tiny_vision_model
 from attnflow_experiments.pronouns.data import OURS, PAPERS
 from test_documents import write_pdf
+from test_pronouns import TABLE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -35,14 +36,7 @@ TEXTS = ["the [MASK] to the cabinets", "the author talked to [MASK] about his bo
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 WRITTEN = {"from": "Russia", "Russia": "."}  # the word after a word, where a page names it
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
-WINOGENDER = """sentid\tsentence
-baker.guest.0.male.txt\tThe baker told the guest that he was late.
-baker.guest.0.female.txt\tThe baker told the guest that she was late.
-baker.guest.0.neutral.txt\tThe baker told the guest that they were late.
-baker.guest.1.male.txt\tThe baker told the guest that he was lost.
-baker.guest.1.female.txt\tThe baker told the guest that she was lost.
-baker.guest.1.neutral.txt\tThe baker told the guest that they were lost.
-"""
+WINOGENDER = "".join(TABLE.splitlines(keepends=True)[:7])
 
 
 def words_of_the_pages() -> list[str]:

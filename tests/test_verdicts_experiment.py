@@ -113,6 +113,7 @@ def test_a_model_has_a_curve_of_its_own(tmp_path: Path) -> None:
     middle, slope = fit(records)
     expected = 1 / (1 + np.exp(-slope * (verdict.support - middle)))
     assert verdict.rests_on_documents == pytest.approx(expected)
-    file.write_text("{}", encoding="utf-8")
-    with pytest.raises(FileError, match=r"attnflow-verdicts\.json"):
-        _ = attnflow.load(str(tmp_path / "model")).calibration
+    for broken in ("{}", '{"middle": NaN, "slope": 1}', '{"middle": 1, "slope": -2}'):
+        file.write_text(broken, encoding="utf-8")
+        with pytest.raises(FileError, match=r"attnflow-verdicts\.json"):
+            _ = attnflow.load(str(tmp_path / "model")).calibration

@@ -26,6 +26,7 @@ from attnflow.errors import InputError, MethodError, ModelError, TokensError, sh
 from attnflow.errors.arguments import check_count, check_fields
 from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import TokenIds, device_of
+from attnflow.hosts.factored import Keys
 from attnflow.hosts.inputs import check_vocabulary
 from attnflow.hosts.model import Model, adapter_for
 from attnflow.hosts.recorder import Intervention
@@ -36,8 +37,6 @@ Floats = NDArray[np.float64]
 BlankToken = Literal["unk", "mask", "pad", "delete"]
 Row = Mapping[str, NDArray[np.int64]]
 """One text as a model takes it: an array over its positions for each of the model's inputs."""
-Keys = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, (1, heads, positions, width)."""
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")

@@ -33,6 +33,7 @@ from attnflow.explainers.request import (
 from attnflow.explainers.rollout_cache import RolloutCache, streams
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.capture import capture, read_phrases
+from attnflow.hosts.factored import keys_of
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
@@ -40,12 +41,11 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.spans import indicators
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.vision_language.towers import after_prompt, has_images
-from attnflow.kernels.layer import FactoredLayer
 from attnflow.methods import Flow, GradientAttention, Method, Rollout, make_method
 from attnflow.methods.base import warn_of_limits
 from attnflow.methods.products import image_sources
 from attnflow.tokens import Tokens
-from attnflow.trace import AttentionTrace, FactoredTrace
+from attnflow.trace import AttentionTrace
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +340,7 @@ class Reader:
             rows = [self._first_row(trace, len(prompt)) + k for k in phrase]
             result = self._rows(method, trace, rows, len(prompt))
             if not completion.keys:
-                completion.keys.extend(_keys_of(trace))
+                completion.keys.extend(keys_of(trace))
             columns = self.columns(trace, len(prompt))
             places = [columns.index(row) if row in columns else trace.length for row in rows]
             tell_done(number)
@@ -441,14 +441,3 @@ class Reader:
             "completion_ids": list(ids),
             "kind": "causal",
         }
-
-
-def _keys_of(trace: AttentionTrace) -> list[tuple[Tensor, Tensor]]:
-    """Return the keys and values of every layer that a trace holds, or none."""
-    layers = trace.factors if isinstance(trace, FactoredTrace) else ()
-    factors = [layer.factors for layer in layers if isinstance(layer, FactoredLayer)]
-    return [
-        (each.key[None].detach(), each.value[None].detach())
-        for each in factors
-        if each.value is not None
-    ]

@@ -23,7 +23,8 @@ from attnflow.hosts.load import free_memory
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.scores import Choice, TokenAt, choose_answers, phrase_scores
-from attnflow.trace import FactoredTrace
+from attnflow.kernels.layer import FactoredLayer
+from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import ANSWER_ROWS, BALANCED, BALANCED_INPUTS, GRADIENTS, ScoreName
 from attnflow.trace.factored_trace import size_in_words, weights_size
 
@@ -34,6 +35,8 @@ _MOST_WEIGHTS = 4 * 2**30  # bytes of weights from which factors are kept instea
 
 Result = TypeVar("Result")
 Form = Literal["auto", "weights", "factors"]
+Keys = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, (1, heads, positions, width)."""
 
 
 def capture_in_factors(
@@ -240,3 +243,14 @@ def told_memory(model: nn.Module, length: int) -> Iterator[None]:
             f"{size_in_words(free)} are free. Rollout onto spans (roll_out_spans) keeps one layer "
             "at a time and needs least; otherwise shorten the text or load the model in bfloat16."
         ) from error
+
+
+def keys_of(trace: AttentionTrace) -> Keys:
+    """Return the keys and values of every layer that a trace holds, or none."""
+    layers = trace.factors if isinstance(trace, FactoredTrace) else ()
+    factors = [layer.factors for layer in layers if isinstance(layer, FactoredLayer)]
+    return [
+        (each.key[None].detach(), each.value[None].detach())
+        for each in factors
+        if each.value is not None
+    ]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,15 @@ class Model:
             return None
         try:
             curve = json.loads(file.read_text(encoding="utf-8"))
-            return float(curve["middle"]), float(curve["slope"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            middle, slope = float(curve["middle"]), float(curve["slope"])
+        except (OSError, ValueError, TypeError, KeyError):
+            middle, slope = nan, nan
+        if not (isfinite(middle) and isfinite(slope) and slope > 0):
             raise FileError(
-                f"{file} holds no curve of verdicts, a middle and a slope. Make it again with "
-                "attnflow experiment verdicts --calibrate, or delete it."
-            ) from error
+                f"{file} holds no curve of verdicts, a middle and a slope above 0. Make it again "
+                "with attnflow experiment verdicts --calibrate, or delete it."
+            )
+        return middle, slope
 
     @cached_property
     def image_processor(self) -> Any:
