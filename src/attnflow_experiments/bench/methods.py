@@ -69,7 +69,7 @@ _LONGEST_FLOW = 160  # tokens: max-flow over thirty layers of more takes minutes
 
 @dataclass
 class Cost:
-    """What a method cost on a prompt."""
+    """The cost of a method on a prompt."""
 
     passes: float
     seconds: float

@@ -56,7 +56,7 @@ _FEWEST = 8
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is run: every method on every item of every data set, for every model.
+    """The plan of a run: every method on every item of every data set, for every model.
 
     models: names or folders, by the label of each. peers: the folder of the peers' environments.
     samples: how many items of each data set count. processes: how many jobs run at once.
@@ -100,7 +100,7 @@ class BenchPlan:
 
 
 class Judge(Protocol):
-    """What a kind of data is judged by: its items, what is measured once, and what by method."""
+    """The judge of a kind of data: its items, what is measured once, and what by method."""
 
     def names(self) -> Sequence[str]:
         """Return the names of the items, in their order."""

@@ -43,7 +43,7 @@ _LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Observation:
-    """What one method got on one item by one model."""
+    """The values of one method on one item by one model."""
 
     model: str
     data_set: str

@@ -91,7 +91,7 @@ class AnswerReading:
 
     @property
     def is_right(self) -> bool:
-        """Whether it holds an accepted answer."""
+        """True where it holds an accepted answer."""
         return _answers(self.case, self.text)
 
     def named(self, name: str) -> tuple[int | None, str]:

@@ -1,4 +1,4 @@
-"""What a method costs on a prompt: passes of the model, seconds, memory."""
+"""The cost of a method on a prompt: passes of the model, seconds, memory."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class _AnythingType(type):
 
 
 class _Anything(metaclass=_AnythingType):
-    """What takes every call and has every attribute, and does nothing."""
+    """A stand-in that takes every call, has every attribute, and does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
