@@ -77,8 +77,8 @@ def replicas(rounds: int, count: int) -> list[str]:
 
     import torture_serving
     from attnflow.corpus.ray_engine import start_ray
-    from attnflow.web.models import Access
-    from attnflow.web.replicas import running_replicas
+    from attnflow_connect.server.models import Access
+    from attnflow_connect.server.replicas import running_replicas
 
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else whatever else runs goes before
     speeds: dict[int, list[float]] = {1: [], 2: []}

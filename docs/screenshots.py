@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from attnflow.web.models import embedded_models
+from attnflow_connect.server.models import embedded_models
 from browser import Page, installed_browser, running_browser
 from serving import Client, serving
 

@@ -32,7 +32,8 @@ MANAGERS = (
 NEEDED = (
     *("attnflow/py.typed", "attnflow/models/verb_number.safetensors"),
     *("attnflow/show/viewer/viewer.js", "attnflow/show/templates/page.html.j2"),
-    "attnflow/web/page/index.html.j2",
+    *("attnflow_connect/py.typed", "attnflow_connect/server/page/index.html.j2"),
+    *("attnflow_connect/server/page/page.js", "attnflow_connect/widget.js"),
     "attnflow_experiments/commands.py",
     "attnflow_experiments/documents/ordinary.json",
 )
@@ -62,7 +63,7 @@ result.plot()
 result.to_pandas()
 attnflow.explain(None, "the key to the cabinets", method="flow").save("flow.safetensors")
 attnflow.capture
-from attnflow.web.app import create_app
+from attnflow_connect.server.app import create_app
 """
 COMMANDS = (
     ["explain", "the key to the cabinets", "--output", "result.png"],
@@ -114,7 +115,7 @@ def check_contents(wheel: Path, sdist: Path) -> None:
     """That the archives hold what the package needs, and nothing that is not theirs."""
     names = set(zipfile.ZipFile(wheel).namelist())
     missing = [name for name in NEEDED if name not in names]
-    packages = ("attnflow/", "attnflow_experiments/", "attnflow-")
+    packages = ("attnflow/", "attnflow_connect/", "attnflow_experiments/", "attnflow-")
     strangers = [n for n in names if not n.startswith(packages)]
     with tarfile.open(sdist) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames()}

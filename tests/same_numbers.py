@@ -229,7 +229,7 @@ def run_corpus(model: Any, data: Path, output: Path, **options: Any) -> Any:
 
 def served_models(folders: Mapping[str, Path]) -> list[Any]:
     """What the server offers: the embedded classifier and these folders."""
-    from attnflow.web.models import embedded_models, named_models
+    from attnflow_connect.server.models import embedded_models, named_models
 
     return [embedded_models()[0], *named_models([str(path) for path in folders.values()])]
 

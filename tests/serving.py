@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from attnflow.web.app import guarded_app
-from attnflow.web.guard import server_settings
-from attnflow.web.models import Access, Limits, OfferedModel
+from attnflow_connect.server.app import guarded_app
+from attnflow_connect.server.guard import server_settings
+from attnflow_connect.server.models import Access, Limits, OfferedModel
 
 JSON = {"content-type": "application/json"}
 

@@ -19,7 +19,7 @@ from attnflow.show.page import page as page_of
 from attnflow.show.view import view
 from attnflow.testing import random_attention
 from attnflow.tokens.patches import Grid, patch_names
-from attnflow.web.models import Limits, OfferedModel, embedded_models
+from attnflow_connect.server.models import Limits, OfferedModel, embedded_models
 from browser import Browser, Page, installed_browser
 from serving import Client, serving
 from test_server import tiny_writer

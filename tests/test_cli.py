@@ -386,7 +386,7 @@ def test_every_command_has_a_file_of_its_own() -> None:
     files = {path.stem for path in folder.glob("*.py")}
     files -= {"__init__", "app", "inputs", "mistakes", "options", "pace", "writing"}
     files -= {"photos"}  # of `explain`
-    assert files == names - {"bench", "experiment"}  # the commands of a plug-in
+    assert files == names - {"bench", "experiment", "serve"}  # the commands of a plug-in
 
 
 # -- plug-ins --------------------------------------------------------------------------------------
@@ -399,19 +399,30 @@ def with_plugins(*points: tuple[str, str]) -> typer.Typer:
     return small
 
 
+SERVE_PLUGIN = ("serve", "attnflow_connect.command:app")
 EXPERIMENTS_PLUGIN = ("experiment", "attnflow_experiments.commands:app")
 BENCH_PLUGIN = ("bench", "attnflow_experiments.bench.command:app")
 
 
-def test_the_declared_entry_point_is_the_plug_in_of_the_experiments() -> None:
+def test_the_declared_entry_points_are_the_commands_of_the_other_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert [*project["entry-points"][GROUP].items()] == [
+        SERVE_PLUGIN,
         EXPERIMENTS_PLUGIN,
         BENCH_PLUGIN,
     ]
     shown = CliRunner().invoke(with_plugins(EXPERIMENTS_PLUGIN), ["experiment"])
     assert shown.exit_code == 0
     assert "verb-number  Tables 1 and 2" in shown.stdout
+
+
+def test_a_plug_in_of_one_command_is_that_command_in_its_place() -> None:
+    small = with_plugins(SERVE_PLUGIN)
+    shown = CliRunner().invoke(small, ["serve", "--help"])
+    assert "Usage: root serve [OPTIONS]" in " ".join(shown.stdout.split())
+    commands = list(typer.main.get_group(app).commands)
+    assert commands[5:8] == ["report", "serve", "evaluate"]
+    assert commands[-3:] == ["corpus", "bench", "experiment"]
 
 
 def test_without_the_package_the_command_says_how_to_install_it() -> None:

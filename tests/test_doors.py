@@ -26,7 +26,7 @@ from attnflow.cli.app import app
 from attnflow.errors import AttnflowError
 from attnflow.show.view import results_of
 from attnflow.testing import tiny_decoder, tiny_encoder, tiny_vision_model
-from attnflow.web.models import named_models
+from attnflow_connect.server.models import named_models
 from serving import Client, serving
 
 Rows = dict[int, list[float]]

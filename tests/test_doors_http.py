@@ -18,7 +18,7 @@ import attnflow
 from attnflow.attribution import passages
 from attnflow.attribution.verdict import Verdict
 from attnflow.hosts.model import Model
-from attnflow.web.models import Limits, OfferedModel
+from attnflow_connect.server.models import Limits, OfferedModel
 from families import SIZES
 from serving import JSON, Client, serving
 from test_placement import CHATML, byte_level

@@ -20,7 +20,7 @@ from attnflow.hosts import inputs
 from attnflow.hosts.model import Model
 from attnflow.show.view import results_of, unpack_values
 from attnflow.testing import tiny_vision_model
-from attnflow.web.models import Limits, OfferedModel, embedded_models
+from attnflow_connect.server.models import Limits, OfferedModel, embedded_models
 from attnflow_experiments.scenes.drawn_scenes import random_scene
 from browser import Page
 from serving import Client, serving

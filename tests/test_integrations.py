@@ -40,15 +40,15 @@ def check_record(record: Any, citation: Any) -> None:
 def test_a_model_by_its_name_is_loaded_once(
     model: Model, monkeypatch: pytest.MonkeyPatch, expected: Any
 ) -> None:
-    from attnflow import integrations
+    from attnflow_connect import frameworks
 
     names: list[Any] = []
-    monkeypatch.setattr(integrations, "as_model", lambda name, **_: names.append(name) or model)
+    monkeypatch.setattr(frameworks, "as_model", lambda name, **_: names.append(name) or model)
     for _ in range(2):
-        answer = integrations.ask_alone("a/name", QUESTION, TEXTS, answer=ANSWER)
+        answer = frameworks.ask_alone("a/name", QUESTION, TEXTS, answer=ANSWER)
         assert answer.citations == expected.citations
     assert names == ["a/name"]
-    integrations._named.cache_clear()
+    frameworks._named.cache_clear()
 
 
 # -- LangChain ------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def check_annotations(block: Any, answer: Any) -> None:
 
 def test_langchain_cites_a_message_that_is_there(model: Model, expected: Any) -> None:
     messages = pytest.importorskip("langchain_core.messages")
-    from attnflow.integrations.langchain import AddCitations
+    from attnflow_connect.langchain import AddCitations
 
     reasoning = {"type": "reasoning", "reasoning": "Well."}
     parts = [{"type": "text", "text": part} for part in (ANSWER[:17], ANSWER[17:])]
@@ -92,7 +92,7 @@ def test_langchain_cites_a_message_that_is_there(model: Model, expected: Any) ->
 
 def test_langchain_in_a_chain(model: Model) -> None:
     runnables = pytest.importorskip("langchain_core.runnables")
-    from attnflow.integrations.langchain import AddCitations
+    from attnflow_connect.langchain import AddCitations
 
     documents = langchain_documents()
     documents[0].metadata = {"url": "https://example.org/terms", "title": "Terms"}
@@ -108,7 +108,7 @@ def test_langchain_in_a_chain(model: Model) -> None:
 
 def test_langchain_chat_model_plain_and_streamed(model: Model) -> None:
     messages = pytest.importorskip("langchain_core.messages")
-    from attnflow.integrations.langchain import ChatAttnflow
+    from attnflow_connect.langchain import ChatAttnflow
 
     chat = ChatAttnflow(model=model, max_tokens=6)
     turns = [messages.SystemMessage("Be brief."), messages.HumanMessage(QUESTION)]
@@ -151,7 +151,7 @@ def test_llama_index_query_engine(model: Model, expected: Any) -> None:
     from llama_index.core.base.llms.types import CitationBlock
     from llama_index.core.retrievers import BaseRetriever
 
-    from attnflow.integrations.llamaindex import AttnflowQueryEngine
+    from attnflow_connect.llamaindex import AttnflowQueryEngine
 
     class Retriever(BaseRetriever):  # type: ignore[misc]
         nodes: Any = ()
@@ -191,7 +191,7 @@ def test_haystack_component_in_a_pipeline(model: Model, expected: Any) -> None:
     haystack = pytest.importorskip("haystack")
     from haystack.dataclasses import ChatMessage
 
-    from attnflow.integrations.haystack import AttnflowAnswerBuilder
+    from attnflow_connect.haystack import AttnflowAnswerBuilder
 
     documents = [haystack.Document(content=t, meta={"name": k}) for k, t in TEXTS.items()]
     pipeline = haystack.Pipeline()
@@ -214,7 +214,7 @@ def test_haystack_component_in_a_pipeline(model: Model, expected: Any) -> None:
         pipeline.dumps()
     named = haystack.Pipeline()
     named.add_component("cite", AttnflowAnswerBuilder("./my-model", {"max_new_tokens": 3}))
-    trusted = ["attnflow.integrations.haystack"]  # Haystack loads from elsewhere only if told
+    trusted = ["attnflow_connect.haystack"]  # Haystack loads from elsewhere only if told
     pipeline = haystack.Pipeline.loads(named.dumps(), allowed_modules=trusted)
     again = pipeline.get_component("cite")
     assert (again.model, again.options) == ("./my-model", {"max_new_tokens": 3})
@@ -238,7 +238,7 @@ def test_mlflow_scorer(
     model: Model, half: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = large_package("mlflow")
-    from attnflow.integrations.scorers import mlflow_scorer
+    from attnflow_connect.scorers import mlflow_scorer
 
     monkeypatch.setenv("MLFLOW_GENAI_EVAL_MAX_WORKERS", "2")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
@@ -268,7 +268,7 @@ def test_mlflow_scorer(
 
 def test_ragas_metric(model: Model, half: None) -> None:
     large_package("ragas")
-    from attnflow.integrations.scorers import ragas_metric
+    from attnflow_connect.scorers import ragas_metric
 
     metric = ragas_metric(model)
     given = {"user_input": QUESTION, "response": ANSWER, "retrieved_contexts": [*TEXTS.values()]}
@@ -283,7 +283,7 @@ def test_ragas_metric(model: Model, half: None) -> None:
 
 def test_datasets_map(model: Model, half: None, expected: Any) -> None:
     datasets = pytest.importorskip("datasets")
-    from attnflow.integrations.datasets import CitationColumns
+    from attnflow_connect.datasets import CitationColumns
 
     named = [{"title": k, "text": text} for k, text in TEXTS.items()]
     rows = datasets.Dataset.from_dict(
@@ -327,7 +327,7 @@ def test_a_click_in_the_widget_is_heard_in_python(
     program = installed_browser()
     if program is None:
         pytest.skip("no browser: install Chromium or set ATTNFLOW_BROWSER")
-    from attnflow.integrations.widget import AnswerWidget
+    from attnflow_connect.widget import AnswerWidget
 
     widget = AnswerWidget(expected, height=600)
     heard: list[str] = []

@@ -19,8 +19,8 @@ import torture_serving
 from attnflow.cli.app import _run
 from attnflow.errors.progress import tell
 from attnflow.tokens.documents import compose_prompt, named_documents
-from attnflow.web.doors import conversation
-from attnflow.web.models import Access, Limits, OfferedModel
+from attnflow_connect.doors import conversation
+from attnflow_connect.server.models import Access, Limits, OfferedModel
 from serving import JSON, Client, serving
 from test_doors_http import (
     CHAT,

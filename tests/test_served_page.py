@@ -12,7 +12,7 @@ import pytest
 from attnflow.data import example
 from attnflow.hosts.model import Model
 from attnflow.methods import trace_methods
-from attnflow.web.models import Limits, OfferedModel, embedded_models
+from attnflow_connect.server.models import Limits, OfferedModel, embedded_models
 from browser import Browser, Page, installed_browser
 from serving import Client, serving
 from test_browser import choose, open_details, settle, visit

@@ -31,8 +31,8 @@ from attnflow.hosts.model import Model
 from attnflow.methods import trace_methods
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
-from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError, Results
-from attnflow.web.models import Limits, OfferedModel, embedded_models, named_models
+from attnflow_connect.server.jobs import CancelledJobError, Job, Jobs, QueueFullError, Results
+from attnflow_connect.server.models import Limits, OfferedModel, embedded_models, named_models
 from hostile_surface import try_raw_requests, try_request_bodies
 from serving import JSON, Client, running, serving
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import attnflow_connect
 from attnflow import (
     AttentionTrace,
     Attribution,
@@ -34,7 +35,7 @@ from attnflow.show.view import results_of, unpack_values, view
 from attnflow.testing import random_attention, random_trace
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
 
-WEB = VIEWER_FOLDER.parents[1] / "web"
+SERVED_PAGE = Path(attnflow_connect.__file__).parent / "server" / "page"
 HOSTILE = [
     "</script>",
     "<script>alert(1)</script>",
@@ -396,7 +397,7 @@ def test_the_policy_names_exactly_the_scripts_of_the_page() -> None:
 
 
 def test_the_viewer_never_writes_markup() -> None:
-    for path in [*VIEWER_FOLDER.glob("*.js"), *(WEB / "page").glob("*.js")]:
+    for path in [*VIEWER_FOLDER.glob("*.js"), *SERVED_PAGE.glob("*.js")]:
         text = path.read_text(encoding="utf-8")
         assert "</" not in text, f"{path.name} would end the script it stands in"
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)

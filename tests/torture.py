@@ -25,7 +25,7 @@ import torture_corpus
 import torture_evaluation
 import torture_serving
 from attnflow.testing import tiny_decoder, tiny_encoder
-from attnflow.web.models import Limits, OfferedModel, embedded_models
+from attnflow_connect.server.models import Limits, OfferedModel, embedded_models
 from full_disk import full_disks
 from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
 from interrupts import (

@@ -144,9 +144,9 @@ def _serve(folder: str, port: int) -> None:
     import torch
     import uvicorn
 
-    from attnflow.web.app import guarded_app
-    from attnflow.web.guard import server_settings
-    from attnflow.web.models import Limits, named_models
+    from attnflow_connect.server.app import guarded_app
+    from attnflow_connect.server.guard import server_settings
+    from attnflow_connect.server.models import Limits, named_models
 
     torch.set_num_threads(1)
     limits = Limits(answer_tokens=12, seconds_to_send=2.0)
@@ -212,8 +212,8 @@ _FINE = {"ok", "left", "refused 408", "refused 429", "then ok"}
 
 def replicas(count: int, seed: int, folder: Path) -> Tally:
     """Two replicas on Ray; one is killed while they answer eight clients."""
-    from attnflow.web.models import Access
-    from attnflow.web.replicas import running_replicas
+    from attnflow_connect.server.models import Access
+    from attnflow_connect.server.replicas import running_replicas
 
     name, port = str(save_model(folder)), free_port()
     left, victims, path = list(range(count)), [1], "/v1/chat/completions"

@@ -99,7 +99,6 @@ _SUBMODULES = (
 # What the extras install, by the package whose absence shows that an extra is missing.
 _EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers"), "models"),
-    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "web"),
     "matplotlib": "plots",
     "scipy": "evaluate",
     "pyarrow": "corpus",

@@ -10,7 +10,8 @@ declares, in its pyproject.toml:
     [project.entry-points."attnflow.commands"]
     experiment = "attnflow_experiments.commands:app"
 
-One that cannot be loaded leaves a command of its name, which says why; the others work.
+An app of one command is that command. One that cannot be loaded leaves a command of its name,
+which says why; the others work.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
+from typer.models import CommandInfo
 
 from attnflow._version import __version__
 from attnflow.cli.ask import ask
@@ -38,7 +40,6 @@ from attnflow.cli.generate import generate
 from attnflow.cli.methods import methods
 from attnflow.cli.mistakes import Commands
 from attnflow.cli.report import report
-from attnflow.cli.serve import serve
 from attnflow.cli.trace import trace
 from attnflow.errors import (
     AttnflowError,
@@ -52,8 +53,11 @@ GROUP = "attnflow.commands"
 # Commands of packages that are known, by what installs them.
 _KNOWN = {
     "bench": 'Methods against each other: pip install "attnflow[experiments]".',
+    "serve": 'The page on this machine: pip install "attnflow[web]".',
     "experiment": 'The paper\'s experiments: pip install "attnflow[experiments]".',
 }
+# The list of commands begins with these; the others stand as they were added.
+_FIRST = ("ask", "cite", "explain", "generate", "trace", "report", "serve")
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 _NOTHING_WRITTEN = "interrupted; nothing was written."
@@ -70,7 +74,7 @@ def add_plugins(app: typer.Typer, points: Iterable[EntryPoint] | None = None) ->
             continue
         names.add(point.name)
         try:
-            app.add_typer(_load(point), name=point.name)
+            _add(app, point.name, _load(point))
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             _stand_in(app, point.name, f"its plug-in {point.value!r} cannot be loaded ({reason}).")
@@ -83,6 +87,22 @@ def _load(point: EntryPoint) -> typer.Typer:
     if not isinstance(plugin, typer.Typer):
         raise TypeError(f"it is a {type(plugin).__name__}, not a typer.Typer")
     return plugin
+
+
+def _add(app: typer.Typer, name: str, plugin: typer.Typer) -> None:
+    """Add an app as a group of commands, or as its command if it has just one, as typer does."""
+    commands = plugin.registered_commands
+    if len(commands) > 1 or plugin.registered_groups or plugin.registered_callback:
+        app.add_typer(plugin, name=name)
+    else:
+        (command,) = commands
+        command.name = name
+        app.registered_commands.append(command)
+
+
+def _place(command: CommandInfo) -> int:
+    name = command.name or getattr(command.callback, "__name__", "")
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _stand_in(app: typer.Typer, name: str, sentence: str) -> None:
@@ -105,12 +125,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (
-    *(ask, cite, explain, generate, trace, report, serve),
+    *(ask, cite, explain, generate, trace, report),
     *(evaluate, check, methods, demo, doctor),
 ):
     app.command()(_command)
 app.add_typer(corpus)
 add_plugins(app)
+app.registered_commands.sort(key=_place)
 
 
 def _show_version(requested: bool) -> None:

@@ -12,18 +12,18 @@ from pydantic import ValidationError
 
 from attnflow.errors import AttnflowError, InputError, shorten
 from attnflow.explainers.questions import STOPS, cut_at_stop
-from attnflow.web.doors import conversation as door
-from attnflow.web.doors.anthropic_messages import MessagesRequest
-from attnflow.web.doors.cohere_chat import CohereRequest
-from attnflow.web.doors.conversation import CitedAnswer, Conversation, DoorRequest, Reply
-from attnflow.web.doors.errors import error_body, error_response, is_door
-from attnflow.web.doors.openai_chat import ChatRequest
-from attnflow.web.doors.openai_responses import ResponsesRequest
-from attnflow.web.jobs import Job, QueueFullError
-from attnflow.web.models import OfferedModel
+from attnflow_connect.doors import conversation as door
+from attnflow_connect.doors.anthropic_messages import MessagesRequest
+from attnflow_connect.doors.cohere_chat import CohereRequest
+from attnflow_connect.doors.conversation import CitedAnswer, Conversation, DoorRequest, Reply
+from attnflow_connect.doors.errors import error_body, error_response, is_door
+from attnflow_connect.doors.openai_chat import ChatRequest
+from attnflow_connect.doors.openai_responses import ResponsesRequest
+from attnflow_connect.server.jobs import Job, QueueFullError
+from attnflow_connect.server.models import OfferedModel
 
 if TYPE_CHECKING:
-    from attnflow.web.app import Server
+    from attnflow_connect.server.app import Server
 
 _PAUSE = 0.02  # seconds between two looks at a job
 _USUAL_TOKENS = 256  # of an answer, where the client does not say

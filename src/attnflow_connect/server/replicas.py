@@ -21,9 +21,9 @@ from starlette.types import ASGIApp
 
 from attnflow.corpus.ray_engine import start_ray
 from attnflow.errors import InputError, ModelError, optional_import, shorten
-from attnflow.web.app import guarded_app
-from attnflow.web.guard import log_requests
-from attnflow.web.models import Access, Limits, embedded_models, named_models
+from attnflow_connect.server.app import guarded_app
+from attnflow_connect.server.guard import log_requests
+from attnflow_connect.server.models import Access, Limits, embedded_models, named_models
 
 _NAME = "attnflow"
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}  # the replicas log their requests

@@ -28,7 +28,7 @@ from attnflow.explainers.prompts import as_chat
 from attnflow.methods import Method, make_method, trace_methods
 from attnflow.show.view import View
 from attnflow.tokens.documents import named_documents
-from attnflow.web.models import Limits, OfferedModel
+from attnflow_connect.server.models import Limits, OfferedModel
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model

@@ -32,11 +32,11 @@ from attnflow.errors import InputError
 from attnflow.explainers.questions import uses_chat
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
-from attnflow.integrations import ALONE, ask_alone, framework_documents, load_once
-from attnflow.web.doors.conversation import CitedAnswer, answer_conversation, fitted
-from attnflow.web.doors.openai_chat import ChatRequest, finish_reason
-from attnflow.web.jobs import Job
-from attnflow.web.models import Limits
+from attnflow_connect.doors.conversation import CitedAnswer, answer_conversation, fitted
+from attnflow_connect.doors.openai_chat import ChatRequest, finish_reason
+from attnflow_connect.frameworks import ALONE, ask_alone, framework_documents, load_once
+from attnflow_connect.server.jobs import Job
+from attnflow_connect.server.models import Limits
 
 _STANDARD = {"output_version": "v1"}  # the content is in LangChain's own blocks
 _ANY_LENGTH = Limits(prompt_tokens=sys.maxsize, answer_tokens=sys.maxsize)

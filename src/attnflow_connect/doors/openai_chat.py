@@ -11,8 +11,8 @@ from pydantic import Field
 
 from attnflow.attribution.passages import Citation
 from attnflow.tokens.documents import named_documents
-from attnflow.web.doors import conversation as door
-from attnflow.web.doors.conversation import CitedAnswer, SentDocument, sse
+from attnflow_connect.doors import conversation as door
+from attnflow_connect.doors.conversation import CitedAnswer, SentDocument, sse
 
 
 class ChatRequest(door.DoorRequest):

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field
 
-from attnflow.web.doors import conversation as door
-from attnflow.web.doors.conversation import CitedAnswer, SentDocument
-from attnflow.web.doors.openai_chat import read_content, sent_documents, url_citations
+from attnflow_connect.doors import conversation as door
+from attnflow_connect.doors.conversation import CitedAnswer, SentDocument
+from attnflow_connect.doors.openai_chat import read_content, sent_documents, url_citations
 
 
 class Item(door.Lenient):

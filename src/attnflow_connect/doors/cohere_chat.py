@@ -9,8 +9,8 @@ from pydantic import Field
 
 from attnflow.attribution.passages import Citation
 from attnflow.errors import InputError
-from attnflow.web.doors import conversation as door
-from attnflow.web.doors.conversation import CitedAnswer, SentDocument, event
+from attnflow_connect.doors import conversation as door
+from attnflow_connect.doors.conversation import CitedAnswer, SentDocument, event
 
 _TEXTS = ("text", "snippet", "content")  # where documents have their words
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnflow.errors import InputError, optional_import, shorten
-from attnflow.integrations import ask_alone, grounded_part
+from attnflow_connect.frameworks import ask_alone, grounded_part
 
 _QUESTIONS = ("question", "query", "input", "request", "user_input")
 _DOCUMENTS = ("documents", "context", "contexts", "retrieved_contexts")

@@ -34,13 +34,13 @@ from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
 from attnflow.methods import Flow
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER, render
-from attnflow.web.doors.errors import error_response
-from attnflow.web.doors.routes import add_doors, tell_error
-from attnflow.web.doors.upstream import add_upstream
-from attnflow.web.guard import METRICS, Guard, Metrics, Observer
-from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
-from attnflow.web.models import Access, Limits, OfferedModel
-from attnflow.web.requests import (
+from attnflow_connect.doors.errors import error_response
+from attnflow_connect.doors.routes import add_doors, tell_error
+from attnflow_connect.doors.upstream import add_upstream
+from attnflow_connect.server.guard import METRICS, Guard, Metrics, Observer
+from attnflow_connect.server.jobs import Job, Jobs, QueueFullError, Results, StoredResult
+from attnflow_connect.server.models import Access, Limits, OfferedModel
+from attnflow_connect.server.requests import (
     DEFAULT,
     REQUESTS,
     AskRequest,

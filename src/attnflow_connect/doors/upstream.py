@@ -18,16 +18,16 @@ from fastapi.responses import Response, StreamingResponse
 from attnflow.errors import AttnflowError, InputError, optional_import
 from attnflow.explainers.questions import STOPS
 from attnflow.tokens.documents import compose_prompt, named_documents
-from attnflow.web.doors.conversation import CitedAnswer, Conversation, sse
-from attnflow.web.doors.errors import error_response
-from attnflow.web.doors.openai_chat import ChatRequest, sent_documents, url_citations
-from attnflow.web.doors.routes import add_doors, job_answer, offered, read_door, submit
-from attnflow.web.jobs import QueueFullError
+from attnflow_connect.doors.conversation import CitedAnswer, Conversation, sse
+from attnflow_connect.doors.errors import error_response
+from attnflow_connect.doors.openai_chat import ChatRequest, sent_documents, url_citations
+from attnflow_connect.doors.routes import add_doors, job_answer, offered, read_door, submit
+from attnflow_connect.server.jobs import QueueFullError
 
 if TYPE_CHECKING:
     import httpx
 
-    from attnflow.web.app import Server
+    from attnflow_connect.server.app import Server
 
 _CHAT = "/v1/chat/completions"
 # Of one connection each, or made again by the client that sends them on.

@@ -16,7 +16,7 @@ from haystack import Document, GeneratedAnswer, component, default_to_dict
 from haystack.dataclasses import ChatMessage
 
 from attnflow.errors import InputError, shorten
-from attnflow.integrations import ask_alone, framework_documents
+from attnflow_connect.frameworks import ask_alone, framework_documents
 
 
 @component

@@ -18,13 +18,16 @@ from attnflow.errors.arguments import check_named
 from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
-    from attnflow.web.models import Access
+    from attnflow_connect.server.models import Access
+
+app = typer.Typer(name="serve")
 
 _HOST = "127.0.0.1"
 _LOCAL = (_HOST, "localhost")
 _SHORTEST_TOKEN = 16  # characters
 
 
+@app.command()
 @options.described
 def serve(
     model: Annotated[list[str] | None, typer.Option(metavar="NAME|FOLDER")] = None,
@@ -71,7 +74,7 @@ def serve(
     for name, value in (("replicas", replicas), ("address", address)):
         if engine == "local" and value is not None:
             raise InputError(f"--{name} {shorten(value)} is for --engine ray.")
-    from attnflow.web.models import Access
+    from attnflow_connect.server.models import Access
 
     access = Access(token=token, upstream=upstream)
     with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
@@ -103,9 +106,9 @@ def _serve_here(
     _prepare()
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
-    from attnflow.web.app import guarded_app
-    from attnflow.web.guard import log_requests, server_settings
-    from attnflow.web.models import embedded_models, named_models
+    from attnflow_connect.server.app import guarded_app
+    from attnflow_connect.server.guard import log_requests, server_settings
+    from attnflow_connect.server.models import embedded_models, named_models
 
     log_requests()
     with listening:
@@ -127,7 +130,7 @@ def _serve_on_ray(
     device: str | None,
 ) -> None:
     """Serve from replicas on a Ray cluster."""
-    from attnflow.web.replicas import parse_replicas, running_replicas, wait_for_end
+    from attnflow_connect.server.replicas import parse_replicas, running_replicas, wait_for_end
 
     number = parse_replicas(count)
     with _listen(host, port) as listening:  # then it is free for Ray

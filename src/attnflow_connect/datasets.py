@@ -16,7 +16,7 @@ from typing import Any
 
 from attnflow.attribution.passages import Citation
 from attnflow.errors import InputError
-from attnflow.integrations import ask_alone, grounded_part
+from attnflow_connect.frameworks import ask_alone, grounded_part
 
 _TYPES = {"int": "int64", "str": "string", "float": "float64"}
 

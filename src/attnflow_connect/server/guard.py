@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attnflow.errors import optional_import
-from attnflow.web.doors.errors import error_response, is_door
-from attnflow.web.models import Limits
+from attnflow_connect.doors.errors import error_response, is_door
+from attnflow_connect.server.models import Limits
 
 # Not Starlette's TrustedHostMiddleware. Which names it lets pass depends on its version: older
 # releases, which we allow, cut the header at the first colon, so that `[::1]:8765` is the host `[`

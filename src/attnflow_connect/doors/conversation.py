@@ -21,7 +21,7 @@ from attnflow.explainers.answers import Answer, ask
 from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import STOPS, question_prompt, uses_chat, write_answer
 from attnflow.tokens.documents import Document, distinct_documents
-from attnflow.web.models import Limits
+from attnflow_connect.server.models import Limits
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model

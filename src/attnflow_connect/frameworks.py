@@ -1,8 +1,4 @@
-"""Frameworks that people have: each module renders `Citation` records in the form of one of them.
-
-Nothing is decided here. `attnflow.ask` says what an answer rests on; a module reads the documents
-of its framework, and writes what that framework shows. Each has an extra of its own.
-"""
+"""The part that the modules of all frameworks share: documents come in, callers ask in turn."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from attnflow.attribution.passages import Citation
-from attnflow.integrations import ask_alone, framework_documents
+from attnflow_connect.frameworks import ask_alone, framework_documents
 
 _NO_NODES = "Empty Response"  # what LlamaIndex's own engines answer
 _PLACES = ("start", "end", "document_index", "cited_start", "cited_end")

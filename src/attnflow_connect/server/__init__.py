@@ -1,0 +1,1 @@
+"""The served page: its requests, its queue of work, the models it offers, and who may call."""
