@@ -119,7 +119,7 @@ def test_documents_are_ranked_by_each_method() -> None:
         "the keys", ("the cabinets",), tuple(zip("abc", texts, strict=True)), (0,), ()
     )
     reading = AnswerReading.of_given(tiny_decoder(), case)
-    for name in ("default", "careful", *RANKINGS, "ablation-regression:samples=4"):
+    for name in ("default", "checked", "careful", *RANKINGS, "ablation-regression:samples=4"):
         ranking = rank_documents(reading, name)
         assert sorted(ranking) == sorted(set(ranking))
     ablation = ablate(reading.model, reading.prompt.ids, reading.ids)

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnflow.errors import InputError
 from attnflow.errors.progress import tell
-from attnflow.evaluation.metrics import summarize
+from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.table import Cell, Table
 from attnflow.explainers.prompts import encode_prompts
 from attnflow.explainers.transcripts import COMMANDED, explain_transcript
@@ -26,14 +26,19 @@ from attnflow.hosts.model import Model
 from attnflow.methods import make_method
 from attnflow.tokens.transcripts import compose_messages, read_transcript
 from attnflow_experiments.documents.data import SourcedQuestion, supported_questions
-from attnflow_experiments.documents.reading import DEFAULT, AnswerReading
+from attnflow_experiments.documents.reading import (
+    CHECKED,
+    DEFAULT,
+    AnswerReading,
+    method_name,
+)
 from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.orders.data import Order, auroc, poisoned_questions, read_orders
 from attnflow_experiments.orders.rankings import RANKINGS, rank_documents
 from attnflow_experiments.report import Report
 
 KINDS = ("injections", "poison", "hotpot", "2wiki")
-METHODS = (DEFAULT, "careful", *RANKINGS, "ablation-regression", "leave-one-out")
+METHODS = (DEFAULT, CHECKED, "careful", *RANKINGS, "ablation-regression", "leave-one-out")
 _MOST_WRITTEN = 32
 _GIVERS = ("data", "user")
 
@@ -44,8 +49,9 @@ Case = tuple[str, Callable[[], dict[str, Any]]]
 class OrdersExperiment:
     """The experiment.
 
-    methods: names as `ask` takes them, "default", or one of `rankings.RANKINGS`; injections are
-        explained by the first alone.
+    methods: names as `ask` takes them, "default", "checked" (and "checked+NAME") for what `ask`
+        names after its check, or one of `rankings.RANKINGS`; injections are explained by the
+        first alone.
     kinds: "injections", orders in e-mails; "poison", five wrong passages among ten; "hotpot" and
         "2wiki", the supports of gold answers.
     cases: at most so many of each kind.
@@ -65,8 +71,8 @@ class OrdersExperiment:
         if self.cases is not None and self.cases < 1:
             raise InputError(f"cases is a number of at least 1; got {self.cases!r}.")
         for name in self.methods:  # a long run must not fail on a name
-            if name not in (DEFAULT, *RANKINGS):
-                make_method(name)
+            if name not in RANKINGS and method_name(name) != DEFAULT:
+                make_method(method_name(name))
 
     def __call__(self, model: Model, *, data: Path, journal: Path | None) -> Report:
         """Run each case, and keep it in the journal as it is done."""
@@ -150,11 +156,19 @@ class OrdersExperiment:
         note = f"{len(counted)} of {len(records)} count."
         if kind == "injections":
             return _orders_table(counted, note)
+        shares = {name: [record["recall"][name] for record in counted] for name in self.methods}
+        first, last = shares[self.methods[0]], self.methods[-1]
         cells = {
-            name: (_share([record["recall"][name] for record in counted]),) for name in self.methods
+            name: (
+                _share(hits),
+                Cell.of_difference(compare_paired(first, hits)),
+                Cell.of_difference(compare_paired(hits, shares[last])),
+            )
+            for name, hits in shares.items()
         }
         heading = "precision at 5" if kind == "poison" else "recall of the supports"
-        return Table(kind, f"{kind}: {heading}", (heading,), cells, note)
+        columns = (heading, f"{self.methods[0]} less it", f"less {last}")
+        return Table(kind, f"{kind}: {heading}", columns, cells, note)
 
 
 def write_answer(model: Model, messages: Sequence[Mapping[str, Any]]) -> str:
