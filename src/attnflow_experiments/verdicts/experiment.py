@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from attnflow.attribution.verdict import Verdict
 from attnflow.errors import InputError
@@ -164,19 +165,19 @@ def _known(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def fit(records: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return middle and slope of the logistic curve that fits, both classes counted the same."""
+    """Return middle and slope of the likeliest logistic curve."""
     support = np.array([Verdict.from_dict(each["verdict"]).support for each in records])
-    rests = np.array([bool(each["rests"]) for each in records], dtype=float)
-    share = min(max(rests.mean(), 1e-6), 1 - 1e-6)
-    weights = np.where(rests == 1, 0.5 / share, 0.5 / (1 - share))
-    design = np.stack([np.clip(support, -5, 15), np.ones(len(support))], axis=1)
-    curve = np.zeros(2)
-    for _ in range(50):  # Newton's steps, with a small pull to 0 where classes do not meet
-        odds = 1 / (1 + np.exp(-design @ curve))
-        slope = design.T @ (weights * (rests - odds)) - 0.01 * curve
-        bend = (design * (weights * odds * (1 - odds))[:, None]).T @ design + 0.01 * np.eye(2)
-        curve = curve + np.linalg.solve(bend, slope)
-    return float(-curve[1] / curve[0]), float(curve[0])
+    rests = np.array([bool(each["rests"]) for each in records])
+    signs = np.where(rests, -1.0, 1.0)
+    support = np.clip(support, -5, 15)
+
+    def surprise(curve: Floats) -> float:
+        odds = signs * (curve[0] * support + curve[1])
+        pull = 0.005 * (curve @ curve)  # a small one to 0, for classes that do not meet
+        return float(np.logaddexp(0.0, odds).sum() + pull)
+
+    steep, level = minimize(surprise, np.zeros(2)).x.tolist()
+    return -level / steep, steep
 
 
 def auroc(positive: Floats, negative: Floats) -> float:
