@@ -107,7 +107,7 @@ holding: $(STAMP)
 
 # Frameworks, all of them: some ask for other versions than the environment we develop in.
 frameworks: $(VENV)-frameworks/.installed
-	$(VENV)-frameworks/bin/python -m pytest tests/test_integrations.py tests/test_framework_clients.py
+	$(VENV)-frameworks/bin/python -m pytest tests/test_frameworks.py tests/test_framework_clients.py
 	$(VENV)-frameworks/bin/python -m pytest tests/test_docs.py -k cite.md
 
 pretrained: $(VENV)/.pretrained

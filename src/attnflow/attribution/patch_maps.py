@@ -23,7 +23,7 @@ Scale = Literal["percentiles", "full"] | tuple[float, float]
 between two values."""
 
 PERCENTILES = (5.0, 99.0)
-"""What the weakest and the strongest colour stand for: a map of shares that all lie around 0.005
+"""Percentiles of the weakest and the strongest colour: a map of shares that all lie around 0.005
 would be one colour otherwise, and one patch that holds a tenth would hide all others."""
 
 

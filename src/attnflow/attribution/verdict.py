@@ -1,4 +1,4 @@
-"""What does an answer rest on? The measured probabilities, the verdict, and its one wording."""
+"""The verdict on what an answer rests on: measured probabilities, the claim, its one wording."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LEAST = 0.01  # a part of a probability below which no digit is told
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an answer's probability rests on, from passes in which the model reads it again.
+    """The sources of an answer's probability, from passes in which the model reads it again.
 
     kind: the answer "rests" on the one source that is named; on "either" of several, each enough
     alone; on several "together"; "partly" on them; or "none": as likely without.
@@ -81,7 +81,7 @@ class Verdict:
 
     @property
     def support(self) -> float:
-        """What the named sources account for: lost without them, or held by them alone."""
+        """The nats that the named sources account for: lost without them, or held by them alone."""
         return support_of(self.log_prob, self.without, self.alone, self.prior)
 
     @property
@@ -120,7 +120,7 @@ class Verdict:
 
     @property
     def claim(self) -> str:
-        """What may be said of the statement, before any share."""
+        """The words that may be said of the statement, before any share."""
         quoted = (
             tuple(f"“{name}”" for name in self.sources) if self.part == "word" else self.sources
         )
@@ -156,12 +156,12 @@ class Verdict:
 
     @property
     def is_verbless(self) -> bool:
-        """Whether the claim stands by itself, and is not said of a subject."""
+        """True if the claim stands by itself, and is not said of a subject."""
         return self.kind == "none" or (self.kind == "partly" and self.part == "document")
 
     @property
     def _is_plain(self) -> bool:
-        """Whether people read its probability as it is: a class, or one word."""
+        """True if people read its probability as it is: a class, or one word."""
         return self.word is not None or (self.tokens == 1 and self.part != "document")
 
     @property

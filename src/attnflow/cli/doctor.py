@@ -48,7 +48,7 @@ ENABLES = {
     "experiments": "attnflow experiment: the paper's experiments",
     "smollm2": "SmolLM2, the default of ask and generate",
 }
-"""What each extra enables; "" is attnflow itself."""
+"""A sentence for each extra, what it enables; "" is attnflow itself."""
 
 # Not an extra: the package asks for a runtime that must be compiled and is not used. It is read as
 # a folder of data and never imported.

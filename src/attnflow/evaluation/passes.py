@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 Score = Literal["probability", "logit"]
 Forward = Callable[[Mapping[str, Tensor], Sequence[int]], Any]
 Choice = int | str
-"""What can be explained: a class or a token, by its number or its name."""
+"""An answer that can be explained: a class or a token, by its number or its name."""
 Choices = Choice | Sequence[Choice | None] | None
 """One choice for all texts, or one for each; None is what the model itself says."""
 T = TypeVar("T")

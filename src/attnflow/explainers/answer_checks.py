@@ -1,4 +1,4 @@
-"""What does a model's one answer rest on? The strongest words, or a region of the image, hidden.
+"""Checks of a model's one answer: the strongest words, or a region of the image, are hidden.
 
 A causal language model reads its text again without the words, as a completion does. In the text of
 any other model a blank token stands in their place; the region of an image gets its mean colour.

@@ -64,7 +64,7 @@ _MOST_CONFIRMED = 5  # documents that are left out, one run each
 
 @dataclass(frozen=True)
 class Omission:
-    """What the model answers when one document is left out.
+    """The answer of the model when one document is left out.
 
     changed: whether that is another answer. less_likely: how many times less likely the first
     answer is while the document's tokens are hidden from the model.

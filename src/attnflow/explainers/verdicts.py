@@ -1,4 +1,4 @@
-"""What does an answer rest on? The model reads it again without what its explanation names.
+"""Verdicts, what answers rest on: the model reads one again without what its explanation names.
 
 Of an answer over documents each statement has a verdict, on the words of it that tell: its
 sentence, its documents and all of them are hidden. Of any other answer the strongest words, or a
@@ -312,7 +312,7 @@ def _strongest_tokens(source: RankedSource, passages: Sequence[Passage]) -> Sequ
 # -- words and regions ------------------------------------------------------------------------
 
 NamePositions = tuple[str, frozenset[int]]
-"""What may be hidden: its name, and its positions."""
+"""A part that may be hidden: its name, and its positions."""
 
 
 def with_verdict(result: Attribution, judge: Callable[[], Verdict | None]) -> Attribution:

@@ -318,7 +318,7 @@ class _Source(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the library's from_pretrained() takes beside the place."""
+        """The arguments of the library's from_pretrained() beside the place."""
         if self.is_offline:
             return {"local_files_only": True}
         return {} if self.file is None else {"gguf_file": self.file}
@@ -360,7 +360,7 @@ def _tokenizer(transformers: Any, source: _Source, needed: bool) -> Any:
 
 
 def _kind_of(path: Path) -> tuple[bool, bool]:
-    """Whether it is a file, or a folder; a name that no file can have is neither."""
+    """Return whether it is a file, and a folder; a name that no file can have is neither."""
     try:
         return path.is_file(), path.is_dir()
     except (OSError, ValueError):

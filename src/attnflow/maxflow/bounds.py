@@ -1,4 +1,4 @@
-"""What is known without solving: closed forms for shallow layers, bounds for deep ones.
+"""Answers that are known without solving: closed forms for shallow layers, bounds for deep ones.
 
 Write ``f_k`` for the flow of (l-1, k) to source token j, and ``g(S)`` for the most that a set S of
 nodes of layer l-1 can send to j together.  By max-flow min-cut

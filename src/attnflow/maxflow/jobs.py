@@ -46,7 +46,7 @@ CLOSED_FORM, BOUNDS = 0, 1  # the kernel reports 2 and 3; order of the fields of
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """What all jobs of one query share; each job writes its own part of the three arrays."""
+    """One query, which all its jobs share; each job writes its own part of the three arrays."""
 
     scaled: Scaled
     tolerance: float
@@ -161,7 +161,7 @@ def pair_jobs(
 
 
 def _pairs_per_step(query: Query, layer: int) -> int:
-    """How many pairs take some tens of milliseconds when all of them have to be searched."""
+    """Return how many pairs take some tens of milliseconds when all of them have to be searched."""
     n = query.length
     return int(np.clip(2**28 // (n * n * max(1, layer // 6)), 4, 2048))
 

@@ -234,7 +234,7 @@ def _run_orders(
     graph: Graph, work: Work, layer: int, target: int, columns: Integers, orders: Integers,
     gains: Integers,
 ) -> None:  # fmt: skip
-    """What each player adds in each order: `gains[order, player]`.  Layer >= 2."""
+    """Write what each player adds in each order to `gains[order, player]`.  Layer >= 2."""
     capacity, _, positive, _, _ = graph
     (
         residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,

@@ -49,7 +49,7 @@ class _LanesModel(models.PrimitiveModel):
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, place: Any) -> Any:
-    """Where the vector at `place` begins."""
+    """Return where the vector at `place` begins."""
     view: Any = make_array(array_type)  # type: ignore[no-untyped-call]
     data = view(context, builder, array).data
     kind = _vector_type(Lanes(array_type.dtype))

@@ -1,4 +1,4 @@
-"""What a query answers: certified values, and how they were found."""
+"""The answer to a query: certified values, and how they were found."""
 
 from __future__ import annotations
 

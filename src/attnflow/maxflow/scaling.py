@@ -48,7 +48,7 @@ class Scaled:
         return np.ldexp(np.where(below, np.nextafter(floats, np.inf), floats), -self.exponent)
 
     def units(self, amount: float, layer: int) -> int:
-        """How many units an integer gap may have so that the certified gap is <= `amount`."""
+        """Return how many units a gap may have for the certified gap to be <= `amount`."""
         largest = 2.0**62
         return max(0, int(min(np.ldexp(amount, self.exponent), largest)) - int(self.rounded[layer]))
 

@@ -1,4 +1,4 @@
-"""What the compiled solver reads (`Graph`) and what it scribbles on (`Work`).
+"""The arrays that the compiled solver reads (`Graph`), and those it scribbles on (`Work`).
 
 Layers of edges are numbered as in the paper: edges of layer ``m`` run from node ``(m, u)`` down to
 node ``(m - 1, v)``; index 0 of every per-layer array is unused so that the numbers in the code are
@@ -59,7 +59,7 @@ class Graph(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a plan is drawn on; see `construct`."""
+    """The arrays that a plan is drawn on; see `construct`."""
 
     residual: Short  # [m, u, v]: capacity left, of rows that are noted
     plan: Short  # [ROW, m, v]: left of target -> v; [COLUMN, m, v]: of v -> source;

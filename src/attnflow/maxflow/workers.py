@@ -35,7 +35,7 @@ def thread_count(threads: int | None) -> int:
 
 
 class _Board(Generic[Scratch]):
-    """What the threads share: the next job, the count of decided pairs, the first error."""
+    """State that the threads share: the next job, the count of decided pairs, the first error."""
 
     def __init__(self, jobs: Sequence[Job[Scratch]], count: int) -> None:
         self.jobs: Iterator[Job[Scratch]] = iter(jobs)

@@ -269,10 +269,10 @@ def _dependence(
     free: NDArray[np.float64],
     trace: AttentionTrace,
 ) -> NDArray[np.float64] | None:
-    """How far rows differ from those of other targets; a single row, from the bound of any target.
+    """Return how far rows differ from those of other targets.
 
-    `free` is that bound: what each source could pass on to anyone. Under a causal mask only sources
-    up to the target count.
+    A single row is held against the bound of any target, `free`: what each source could pass on to
+    anyone. Under a causal mask only sources up to the target count.
     """
     if len(set(rows)) > 1:
         return dependence_of(values, values, rows, rows)

@@ -26,7 +26,7 @@ UNIT_LEGENDS = {
     "flow": "A flow is the most that could come through, from 0 to 1; flows do not add up.",
     "difference": "Differences from a baseline: + raises, − holds back.",
 }
-"""What the numbers of a result are, by `unit_of`."""
+"""The meaning of the numbers of a result, by `unit_of`."""
 TABLE_LEGENDS = {
     **UNIT_LEGENDS,
     "share": "The numbers of a column are what the target draws on each source at that layer.",

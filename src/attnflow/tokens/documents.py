@@ -10,7 +10,7 @@ from attnflow.errors import InputError, shorten
 from attnflow.tokens.units import CharSpan
 
 BETWEEN = "\n\n"
-"""What stands between documents, and before the question."""
+"""The blank line between documents, and before the question."""
 
 
 @dataclass(frozen=True)

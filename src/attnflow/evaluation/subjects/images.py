@@ -48,10 +48,10 @@ LEAVE_ONE_OUT: Final = "(leave one patch out)"
 IMAGE_METHODS: tuple[str, ...] = (
     *("rollout", "alti", "norm-rollout", "gradient-attention", "gradient-rollout", "raw"),
 )
-"""What is compared when nothing is asked for; flow and value zeroing take long on the hundreds of
-patches of an image and can be named."""
+"""The methods that are compared when nothing is asked for; flow and value zeroing take long on the
+hundreds of patches of an image and can be named."""
 QUESTION_METHODS: tuple[str, ...] = ("rollout", "gradient-attention", "gradient-rollout", "raw")
-"""What is compared for a vision-language model."""
+"""The methods that are compared for a vision-language model."""
 
 _METRICS = (
     Metric("deletion", "deletion ↓", higher_is_better=False),

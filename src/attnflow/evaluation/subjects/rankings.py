@@ -166,7 +166,7 @@ class PromptText:
 
 @dataclass(frozen=True)
 class TrueSources:
-    """Which sources hold the answer, and which stand in the part that states facts."""
+    """The sources that hold the answer, and those that stand in the part that states facts."""
 
     true: tuple[int, ...]
     stated: tuple[bool, ...]

@@ -271,8 +271,8 @@ def similarity_scores(model: Any, outputs: Any, inputs: Mapping[str, Tensor], si
 
 
 def _text_position(model: Any, ids: Tensor, last: bool) -> int:
-    """Where a text tower is read: SigLIP's at the last token, CLIP's at the first end token, or at
-    the largest id, which it was before the config named it.
+    """Return where a text tower is read: SigLIP's at the last token, CLIP's at the first end token,
+    or at the largest id, which it was before the config named it.
     """
     if last:
         return len(ids) - 1
