@@ -32,11 +32,10 @@ from attnflow.explainers.request import (
 )
 from attnflow.explainers.reruns import measure_completion
 from attnflow.explainers.verdicts import judge_completion, with_verdict
-from attnflow.explainers.writer import write, write_texts
-from attnflow.hosts.inputs import check_vocabulary, checked_tokenizer
+from attnflow.explainers.writer import as_writer, write, write_texts
+from attnflow.hosts.inputs import check_vocabulary
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.vision_language.composition import with_pictures
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
 from attnflow.methods import Method, RerunMethod, make_method
@@ -128,10 +127,7 @@ def generate(
     for name in ("tokenizer", "processor"):
         if name in generate_kwargs:
             raise InputError(f"{name}= belongs to the model: attnflow.load(model, {name}=...).")
-    loaded = as_model(model, default="smollm2")
-    checked_generator(loaded.module)
-    if loaded.tokenizer is not None:
-        checked_tokenizer(loaded.tokenizer)
+    loaded = as_writer(model)
     applied = None if method is None else make_method(method)
     rerun = applied if isinstance(applied, RerunMethod) else None
     reader = Reader.of(loaded, None if rerun else applied, sources, targets, contrast)

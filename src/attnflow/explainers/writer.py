@@ -14,10 +14,20 @@ from attnflow.explainers.prompts import PromptBatch
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import Completion
 from attnflow.explainers.rollout_cache import RolloutCache
-from attnflow.hosts.inputs import tokens_of
+from attnflow.hosts.inputs import checked_tokenizer, tokens_of
+from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.generate import end_tokens, run_generate
+from attnflow.hosts.transformers.generate import checked_generator, end_tokens, run_generate
+
+
+def as_writer(model: ModelLike) -> Model:
+    """Return a model that writes text; one that cannot is refused."""
+    loaded = as_model(model, default="smollm2")
+    checked_generator(loaded.module)
+    if loaded.tokenizer is not None:
+        checked_tokenizer(loaded.tokenizer)
+    return loaded
 
 
 def write(

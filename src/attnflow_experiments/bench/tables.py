@@ -26,7 +26,6 @@ Floats = NDArray[np.float64]
 Job = tuple[str, str]
 _CLEAR = 0.05
 _COSTS = ("passes", "seconds", "memory")
-LOWER_IS_BETTER = ("deletion",)
 _HEADINGS: Mapping[str, str] = {
     **METRICS,
     "deletion": "deletion ↓",

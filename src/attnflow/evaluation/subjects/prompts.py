@@ -25,10 +25,8 @@ from attnflow.explainers.prompts import Prompt, PromptBatch, as_chat, encode_pro
 from attnflow.explainers.request import check_room, completion_ids
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, prompt_tokens, strongest
-from attnflow.explainers.writer import write_texts
-from attnflow.hosts.inputs import checked_tokenizer
-from attnflow.hosts.load import ModelLike, as_model
-from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.explainers.writer import as_writer, write_texts
+from attnflow.hosts.load import ModelLike
 from attnflow.methods import LeaveOneOut
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.tokens.units import Level
@@ -121,10 +119,7 @@ class Prompts(base.Subject):
         by_label = rankings.named_rankings(
             DEFAULT_RANKINGS if methods is None else methods, by=self.by, score=self.score
         )
-        loaded = as_model(model, default="smollm2")
-        checked_generator(loaded.module)
-        if loaded.tokenizer is not None:
-            checked_tokenizer(loaded.tokenizer)
+        loaded = as_writer(model)
         documents = self.documents
         if documents is None:
             documents = any(example.documents for example in examples)
