@@ -11,6 +11,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "src")]
 
 import docstrings  # noqa: E402
+import myst_nb.core.execute.direct  # noqa: E402
+import notebooks  # noqa: E402
 import reference_pages  # noqa: E402
 import search_excerpts  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
@@ -55,9 +57,8 @@ add_module_names = False
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
-nb_execution_mode = "cache"
-nb_execution_cache_path = str(HERE.parent / "out" / "notebooks")
-nb_execution_timeout = 900
+nb_execution_mode = "force"
+myst_nb.core.execute.direct.single_nb_execution = notebooks.run
 nb_execution_in_temp = True  # what a tutorial writes does not stay
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True

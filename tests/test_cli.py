@@ -488,6 +488,7 @@ def test_what_a_terminal_cannot_encode_is_escaped(
 
 
 LONG_ANSWER = ["explain", "the key", "--json", "--targets", "all"]
+NOT_ON_DISK = "the answer could not be written to standard output: No space left on device.\n"
 
 
 def test_a_reader_that_leaves_ends_the_command_in_silence(
@@ -507,14 +508,35 @@ def test_a_reader_that_leaves_ends_the_command_in_silence(
 def test_a_full_disk_behind_standard_output_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = (
-        "attnflow: the answer could not be written to standard output: No space left on device.\n"
-    )
     run = in_shell("$attnflow methods > /dev/full")
-    assert (run.returncode, run.stderr) == (1, told)
+    assert (run.returncode, run.stderr) == (1, f"attnflow: {NOT_ON_DISK}")
     with standard_output(monkeypatch, "/dev/full"):
         assert _run(LONG_ANSWER) == 1
-    assert capsys.readouterr().err.endswith(told)
+    assert capsys.readouterr().err.endswith(NOT_ON_DISK)
+
+
+@pytest.mark.parametrize(
+    ("reader", "status", "told"),
+    [("gone", 0, ""), ("/dev/full", 1, f"attnflow: {NOT_ON_DISK}")],
+)
+def test_what_a_command_left_in_the_buffer_is_written_before_it_ends(
+    reader: str,
+    status: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Commands of other packages may print without flushing, which then fails at the very end."""
+    if reader == "/dev/full" and not Path(reader).exists():
+        pytest.skip("this system has no /dev/full")
+    other = typer.Typer()
+    other.command()(lambda: sys.stdout.write("an answer"))
+    monkeypatch.setattr("attnflow.cli.app.app", other)
+    ends = os.pipe()
+    os.close(ends[0])
+    with standard_output(monkeypatch, ends[1] if reader == "gone" else reader):
+        assert _run([]) == status
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.svg", "x.pdf", "x.gif", "x.html", "x.json"])
