@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import attnflow
 from attnflow import Attribution, Verdict
 from attnflow.attribution.patch_maps import patch_maps, region_of
 from attnflow.errors import FileError, MethodError, ModelError
+from attnflow.explainers import writer
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.completions import read_completion
 from attnflow.explainers.prompts import Prompt
@@ -317,3 +319,39 @@ def test_the_check_runs_beside_what_the_explanation_read(family: str) -> None:
     expected = ablate(loaded, completion.prompt.ids, ANSWER).log_probs_beside([[], [4, 5], [7]])
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(found[0], log_probs(model, []), atol=1e-5)
+
+
+def count_tensors() -> int:
+    """How many tensors of the shape that keys have are in memory."""
+    gc.collect()
+    return sum(type(each) is torch.Tensor and each.ndim == 4 for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("method", ["gradient-attention:balanced=true", "balanced"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_what_a_model_kept_while_it_wrote_serves_its_answer(
+    family: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and verdicts are those of a prompt that is read again, and no key stays in memory."""
+    model = attnflow.load(model_of(family), tokenizer=tiny_decoder().tokenizer)
+    texts = {"a.txt": "the keys to the cabinets .", "b.txt": "the author is old ."}
+    options = {"max_new_tokens": 4, "suppress_tokens": list(range(len(model.tokenizer), 97))}
+    read: list[int] = []
+    embeddings = cast(Any, model.module).get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda _, ids, __: read.append(ids[0].numel()))
+    before = count_tensors()
+    answer = attnflow.ask(model, "the keys", texts, method, **options)
+    passes, prompt = [k for k in read if k > 1], answer.result.provenance["prompt_length"]
+    assert count_tensors() == before
+    monkeypatch.setattr(writer, "plain_cache", lambda *_: None)
+    read.clear()
+    again = attnflow.ask(model, "the keys", texts, method, **options)
+    hook.remove()
+    assert answer.text == again.text
+    np.testing.assert_allclose(answer.result.values, again.result.values, atol=1e-6)
+    for found, expected in zip(answer.result.verdicts, again.result.verdicts, strict=True):
+        assert (found.kind, found.sources) == (expected.kind, expected.sources)
+        assert found.without == pytest.approx(expected.without, abs=1e-4)
+    if method != "balanced":  # which goes back through the prompt
+        assert passes[0] == prompt
+        assert sum(k for k in read if k > 1) >= sum(passes) + prompt - 1

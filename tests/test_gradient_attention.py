@@ -17,6 +17,7 @@ from attnflow import AttentionTrace, GradientAttention, GradientRollout
 from attnflow.errors import MethodError, UnsupportedModelError
 from attnflow.hosts.transformers import row_gradients
 from attnflow.hosts.transformers.attention import AttentionCall
+from attnflow.hosts.transformers.generate import cache_of, cached_keys
 from attnflow.hosts.transformers.row_gradients import PredictingRows, gradient_rows
 from attnflow.testing import tiny_decoder, tiny_encoder
 
@@ -122,9 +123,9 @@ def test_rows_in_parts_and_beside_a_cache_are_the_same(
     cache = transformers.DynamicCache()
     with torch.no_grad():
         model(TEXT[:, :12], past_key_values=cache)
-    beside = replace(predicting(TEXT, 5), cache=row_gradients.cropped(cache, 4))
+    beside = replace(predicting(TEXT, 5), cache=cache_of(cached_keys(cache), 4))
     torch.testing.assert_close(gradient_rows(model, beside).values, rows)
-    assert row_gradients.cropped(cache, 13) is None
+    assert cached_keys(transformers.StaticCache(config=model.config, max_cache_len=9)) == ()
 
 
 def test_padded_texts_equal_each_alone() -> None:

@@ -31,6 +31,7 @@ from attnflow.hosts.inputs import check_vocabulary
 from attnflow.hosts.model import Model, adapter_for
 from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.generate import cache_of, cached_keys
 from attnflow.methods.reruns import By
 
 Floats = NDArray[np.float64]
@@ -412,14 +413,7 @@ class CompletionAblation:
 
     def _prefix(self, length: int, batch: int) -> DynamicCache:
         """Return the first keys and values of the unchanged text, once for each row of a batch."""
-        cache = DynamicCache()
-        for layer, (keys, values) in enumerate(self._unchanged):
-            cache.update(
-                keys[:, :, :length].expand(batch, -1, -1, -1),
-                values[:, :, :length].expand(batch, -1, -1, -1),
-                layer,
-            )
-        return cache
+        return cache_of(self._unchanged, length, batch)
 
     @cached_property
     def _unchanged(self) -> Keys:
@@ -437,8 +431,7 @@ class CompletionAblation:
             use_cache=True,
             **({"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}),
         )
-        layers: list[Any] = list(cache.layers)
-        return [(layer.keys, layer.values) for layer in layers]
+        return cached_keys(cache)
 
     def _decoded(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Run an encoder–decoder: what is hidden is masked in the encoder and for the decoder."""

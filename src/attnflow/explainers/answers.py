@@ -285,6 +285,7 @@ def read_answer(
     if explains_statements(applied):  # once for each statement, not for each token
         targets = statement_slices(answer.statements) or None
     completion = existing_completion(model, encode_prompts(model, prompt), answer.ids)
+    completion.keys.extend(answer.keys)
     result = read_completion(model, completion, applied, targets)
     result = mark_documents(result, documents, prompt)
     notes: dict[str, Any] = {"completion": answer.text, STATEMENTS: _marks_of(answer)}

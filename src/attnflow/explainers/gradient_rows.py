@@ -9,7 +9,7 @@ token as it comes would double it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,18 +20,19 @@ from torch import Tensor
 from attnflow.attribution import Attribution
 from attnflow.attribution.carrying import carry_on
 from attnflow.hosts.adapter import Scores
-from attnflow.hosts.factored import told_memory
+from attnflow.hosts.factored import Keys, told_memory
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model, adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.scores import token_scores
+from attnflow.hosts.transformers.generate import cache_of, cached_keys
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
-    cropped,
     gradient_row_parts,
     gradient_rows,
+    read_prefix,
 )
 from attnflow.methods import GradientAttention
 from attnflow.methods.base import layers_from
@@ -45,6 +46,8 @@ _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum o
 class CompletionRows:
     """Rows `[layer, example, generated token, position]` of padded texts, and each token's own mean
     weights over layers and heads and log-probability in nats.
+
+    keys: those of the padded texts, up to the last token but one.
     """
 
     rows: NDArray[np.float64]
@@ -53,6 +56,7 @@ class CompletionRows:
     prompt: int
     padding: list[int]
     layers: tuple[int, ...]
+    keys: Keys = ()
 
     def sink(self, example: int, count: int) -> int | None:
         """Return the prompt token that serves as attention sink, counted without padding."""
@@ -77,7 +81,7 @@ def completion_rows(
     mask: Tensor,
     prompt: int,
     lengths: list[int],
-    cache: Any = None,
+    keys: Keys = (),
     *,
     score: ScoreName = LOG_PROB,
     balanced: bool = False,
@@ -86,7 +90,7 @@ def completion_rows(
     """Return the rows of what was written after `prompt` positions, padding included.
 
     sequences: (batch, length), prompts and completions. mask: (batch, prompt). lengths: how many
-    tokens of each completion count. cache: what the model kept while it wrote, if it is at hand.
+    tokens of each completion count. keys: what the model kept while it wrote, if it is at hand.
     contrasts: for an example and a number of its completion's tokens, the id of the token that it
     is held against.
     """
@@ -105,12 +109,13 @@ def completion_rows(
         first=prompt - 1,
         tokens=ids[:, prompt:],
         explained=explained,
-        cache=None if cache is None else cropped(cache, prompt - 1),
         contrasts=others if contrasts else None,
     )
     count = int(adapter_for(model).expected_layers(model) or 0)
     summed = count * longest * text.length * len(ids) > _MOST_NUMBERS
     with at_rest(model), told_memory(model, text.length):
+        cache = cache_of(keys, text.first) if keys else read_prefix(model, text.ordinary())
+        text = replace(text, cache=cache)
         rows = gradient_rows(model, text, score, summed=summed, balanced=balanced)
     return CompletionRows(
         rows=rows.values.double().cpu().numpy(),
@@ -119,6 +124,7 @@ def completion_rows(
         prompt=prompt,
         padding=(prompt - mask.sum(dim=1)).tolist(),
         layers=(count,) if summed else tuple(range(1, len(rows.values) + 1)),
+        keys=cached_keys(cache),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -16,6 +16,7 @@ from attnflow.explainers.completions import write_completions
 from attnflow.explainers.placement import encode_placed, spelled_places
 from attnflow.explainers.prompts import Message, Prompt, encode_parts, encode_prompts
 from attnflow.explainers.request import completion_ids
+from attnflow.hosts.factored import Keys
 from attnflow.hosts.inputs import checked_text, checked_tokenizer, tokens_of
 from attnflow.hosts.model import Model
 from attnflow.tokens.documents import Document, compose_prompt
@@ -88,12 +89,14 @@ def check_question(question: Question, answer: str | None, chat: bool) -> None:
 class WrittenAnswer:
     """An answer as the model reads it: token ids, and the text of each; together they are it.
 
-    stop: the text at which it was to end, if it came.
+    stop: the text at which it was to end, if it came. keys: those that the model kept while it
+    wrote, as `Completion` has them.
     """
 
     ids: list[int]
     pieces: list[str]
     stop: str | None = None
+    keys: Keys = field(default=(), compare=False, repr=False)
 
     @property
     def text(self) -> str:
@@ -173,7 +176,7 @@ def write_answer(
     count = max(1, bisect_left(starts, len(text)))  # a token of which nothing is left is none
     begin = len(text) - len(text.lstrip())
     pieces = pieces_at(text.strip(), [start - begin for start in starts[:count]])
-    return WrittenAnswer(completion.ids[:count], pieces, stop)
+    return WrittenAnswer(completion.ids[:count], pieces, stop, completion.keys)
 
 
 def cut_at_stop(text: str, stops: str | Sequence[str] | None) -> tuple[str, str | None]:

@@ -33,7 +33,7 @@ from attnflow.explainers.request import (
 from attnflow.explainers.rollout_cache import RolloutCache, streams
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.capture import capture, read_phrases
-from attnflow.hosts.factored import keys_of
+from attnflow.hosts.factored import Keys, keys_of
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
@@ -140,13 +140,14 @@ class Reader:
             for pad, each in zip(padding, completions, strict=True)
         ]
         mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-        device = device_of(self.module)
-        return self.read_rows(
-            completions, torch.tensor(sequences, device=device), torch.tensor(mask, device=device)
+        ids, visible = (
+            torch.tensor(rows, device=device_of(self.module)) for rows in (sequences, mask)
         )
+        keys = completions[0].keys if len(completions) == 1 else ()
+        return self.read_rows(completions, ids, visible, keys)
 
     def read_rows(
-        self, completions: Sequence[Completion], sequences: Tensor, mask: Tensor, cache: Any = None
+        self, completions: Sequence[Completion], sequences: Tensor, mask: Tensor, keys: Keys = ()
     ) -> list[Attribution]:
         """Attribute completions by gradient attention; arguments as `completion_rows` has them."""
         contrasts = {}
@@ -161,11 +162,13 @@ class Reader:
             mask,
             mask.shape[1],
             [len(each.ids) for each in completions],
-            cache,
+            keys,
             score=method.score,
             balanced=method.balanced,
             contrasts=contrasts,
         )
+        if len(completions) == 1 and not completions[0].keys:
+            completions[0].keys.extend(rows.keys)
         return [self._from_rows(method, rows, k, each) for k, each in enumerate(completions)]
 
     def _from_rows(

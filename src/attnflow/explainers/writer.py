@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import DynamicCache
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
@@ -14,11 +13,18 @@ from attnflow.explainers.prompts import PromptBatch
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import Completion
 from attnflow.explainers.rollout_cache import RolloutCache
+from attnflow.hosts.factored import Keys
 from attnflow.hosts.inputs import checked_tokenizer, tokens_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.generate import checked_generator, end_tokens, run_generate
+from attnflow.hosts.transformers.generate import (
+    cached_keys,
+    checked_generator,
+    end_tokens,
+    plain_cache,
+    run_generate,
+)
 
 
 def as_writer(model: ModelLike) -> Model:
@@ -44,15 +50,11 @@ def write(
     cache = None
     if reader.streams:
         cache = reader.cache(methods, batch.ids, batch.padding, batch.length + max_new_tokens)
-    # A plain cache keeps every position of every layer, so that it can be cut afterwards.
-    caches = options.get("use_cache", True) and "cache_implementation" not in options
-    keys = DynamicCache() if by_rows and caches else None
     settings = {**options, "max_new_tokens": max_new_tokens}
-    sequences, texts = _run(reader.model, batch, settings, seed, cache, keys)
+    sequences, texts, keys = _run(reader.model, batch, settings, seed, cache)
     streamed = by_rows or cache is not None
     notes = {"generate": {**settings, "seed": seed}, "streamed": streamed}
-    pairs = zip(prompts, texts, strict=True)
-    completions = [Completion(prompt, ids, notes) for prompt, ids in pairs]
+    completions = _completions(batch, texts, keys, notes)
     if by_rows:
         results = reader.read_rows(completions, sequences, batch.mask, keys)
     elif cache is not None:
@@ -75,8 +77,23 @@ def write_texts(
 ) -> list[Completion]:
     """Let the model write after each prompt, without an attribution."""
     settings = {**(options or {}), "max_new_tokens": max_new_tokens}
-    _, texts = _run(model, batch, settings, seed)
-    return [Completion(prompt, ids) for prompt, ids in zip(batch.prompts, texts, strict=True)]
+    _, texts, keys = _run(model, batch, settings, seed)
+    return _completions(batch, texts, keys, {"streamed": False})
+
+
+def _completions(
+    batch: PromptBatch, texts: Sequence[list[int]], keys: Keys, notes: Mapping[str, Any]
+) -> list[Completion]:
+    """Return each text with its prompt and its own part of the keys, without padding."""
+    completions = []
+    for example, (prompt, ids, pad) in enumerate(
+        zip(batch.prompts, texts, batch.padding, strict=True)
+    ):
+        end = batch.length + len(ids) - 1
+        part = (slice(example, example + 1), slice(None), slice(pad, end))
+        own = [(key[part], value[part]) for key, value in keys]
+        completions.append(Completion(prompt, ids, notes, own))
+    return completions
 
 
 def _run(
@@ -85,16 +102,20 @@ def _run(
     options: Mapping[str, Any],
     seed: int | None,
     observer: RolloutCache | None = None,
-    keys: Any = None,
-) -> tuple[Tensor, list[list[int]]]:
-    """Return prompts and completions as they were written, and the ids of each completion."""
+) -> tuple[Tensor, list[list[int]], Keys]:
+    """Return prompts and completions as they were written, the ids of each completion, and the
+    keys of all, where the model's state is nothing but keys and values.
+    """
     module: Any = model.module
     settings = dict(options)
     if model.tokenizer is not None:
         tokens = (model.tokenizer.pad_token_id, model.tokenizer.eos_token_id)
         settings.setdefault("pad_token_id", next((int(t) for t in tokens if t is not None), 0))
-    if keys is not None:
-        settings.setdefault("past_key_values", keys)
+    cache = None
+    if model.adapter.writes_by_attention(module) and not batch.extra:
+        cache = plain_cache(module, options)
+    if cache is not None:
+        settings["past_key_values"] = cache
     with at_rest(module):
         sequences = run_generate(
             module,
@@ -106,7 +127,8 @@ def _run(
         )
     ends = end_tokens(module, settings)
     start = 1 if model.facts.encoder_decoder else batch.length
-    return sequences, [_up_to_end(model, row, ends) for row in sequences[:, start:].tolist()]
+    texts = [_up_to_end(model, row, ends) for row in sequences[:, start:].tolist()]
+    return sequences, texts, cached_keys(cache)
 
 
 def _up_to_end(model: Model, ids: list[int], ends: set[int]) -> list[int]:

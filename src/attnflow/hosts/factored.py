@@ -36,7 +36,7 @@ _MOST_WEIGHTS = 4 * 2**30  # bytes of weights from which factors are kept instea
 Result = TypeVar("Result")
 Form = Literal["auto", "weights", "factors"]
 Keys = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, (1, heads, positions, width)."""
+"""Keys and values of each layer, (texts, heads, positions, width)."""
 
 
 def capture_in_factors(

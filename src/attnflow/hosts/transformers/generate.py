@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TextStreamer
+from transformers import DynamicCache, PreTrainedModel, TextStreamer
 from transformers.generation.configuration_utils import GenerationMode
 
 from attnflow.errors import AttnflowError, InputError, ModelError
 from attnflow.errors.progress import is_heard, tell
+from attnflow.hosts.factored import Keys
 from attnflow.hosts.recorder import AttentionObserver
+from attnflow.hosts.restore import ordinary
 from attnflow.hosts.transformers.answers import is_encoder_decoder
 from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
 
@@ -83,6 +85,38 @@ def run_generate(
             raise InputError(f"generate() refused its options: {error}") from error
     sequences: Tensor = getattr(output, "sequences", output)  # with return_dict_in_generate
     return sequences
+
+
+def plain_cache(model: PreTrainedModel, options: Mapping[str, Any]) -> DynamicCache | None:
+    """Return a cache that keeps every position of every layer, so that others can read it.
+
+    None where these options of generate() ask for another cache, or for none.
+    """
+    other = "past_key_values" in options or not options.get("use_cache", True)
+    if other or _settings(model, options).cache_implementation is not None:
+        return None
+    return DynamicCache()
+
+
+def cached_keys(cache: Any) -> Keys:
+    """Return the keys and values of every layer, or none where a cache lacks some positions."""
+    layers = getattr(cache, "layers", ())
+    is_whole = all(
+        layer.keys is not None and layer.keys.shape[-2] == layer.get_seq_length()
+        for layer in layers
+    )
+    if not is_whole or len({layer.get_seq_length() for layer in layers}) != 1:
+        return ()
+    return [(ordinary(layer.keys), ordinary(layer.values)) for layer in layers]
+
+
+def cache_of(keys: Keys, length: int, batch: int | None = None) -> DynamicCache:
+    """Return a cache of the first positions, once for each row of a batch where one is given."""
+    cache = DynamicCache()
+    for number, pair in enumerate(keys):
+        parts = [part[:, :, :length] for part in pair]
+        cache.update(*(p if batch is None else p.expand(batch, -1, -1, -1) for p in parts), number)
+    return cache
 
 
 def run_once(model: PreTrainedModel, ids: Tensor, observer: AttentionObserver) -> None:

@@ -17,7 +17,7 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,9 +57,10 @@ class PredictingRows:
     ids, mask: (batch, length), padding has the mask 0. tokens: (batch, length - first), the token
     whose score each row explains. explained: the same shape, 0 for rows that do not count, such as
     those after the end of a shorter text. cache: keys and values of the positions before `first`,
-    if they are at hand. contrasts: the shape of `tokens`, the token whose score is subtracted, or
-    NO_CONTRAST. counts_positions: each text's positions are counted from its first token, as
-    generate() does; else the model counts them in its own way, which takes no padding on the left.
+    if they are at hand; those of the rows are added to it. contrasts: the shape of `tokens`, the
+    token whose score is subtracted, or NO_CONTRAST. counts_positions: each text's positions are
+    counted from its first token, as generate() does; else the model counts them in its own way,
+    which takes no padding on the left.
     """
 
     ids: Tensor
@@ -323,7 +324,7 @@ def gradient_row_parts(
 ) -> Iterator[RowContributions]:
     """Yield some rows at a time, in order, each over the keys up to the last of them."""
     text = text.ordinary()
-    cache: Any = text.cache if text.cache is not None else _prefix(model, text)
+    cache: Any = text.cache if text.cache is not None else read_prefix(model, text)
     step = _rows_at_once(model, text)
     for begin in range(text.first, text.length, step):
         rows = slice(begin, min(begin + step, text.length))
@@ -342,8 +343,8 @@ def _rows_at_once(model: PreTrainedModel, text: PredictingRows) -> int:
     return max(1, min(_MOST_ROWS, _WEIGHTS_AT_ONCE // width))
 
 
-def _prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
-    """The cache of all positions before the first row, by the model's own attention."""
+def read_prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
+    """Return the cache of all positions before the first row, by the model's own attention."""
     cache = DynamicCache()
     end = text.first
     if end:
@@ -381,19 +382,3 @@ def _part(
         part = slice(rows.start - text.first, rows.stop - text.first)
         torch.autograd.grad(text.scores(logits, part, score).sum(), inputs.leaves)
         return handler.take(token_scores(logits.detach(), text.tokens[:, part], LOG_PROB))
-
-
-def cropped(cache: Any, length: int) -> Any:
-    """Return the cache of the first positions, or None where this kind of cache cannot be cut."""
-    layers: Sequence[Any] = getattr(cache, "layers", ())
-    lengths = {layer.get_seq_length() for layer in layers}
-    full = all(
-        layer.keys.shape[-2] == layer.get_seq_length() for layer in layers if layer.keys is not None
-    )
-    if not layers or len(lengths) != 1 or not full or lengths.pop() < length:
-        return None
-    cut = DynamicCache()
-    for number, layer in enumerate(layers):
-        keys, values = ordinary(layer.keys), ordinary(layer.values)
-        cut.update(keys[..., :length, :], values[..., :length, :], number)
-    return cut
