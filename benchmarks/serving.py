@@ -3,8 +3,9 @@
     python benchmarks/serving.py --output out/bench [--quick]
 
 *Added*: SmolLM2 writes 64 tokens over eight different documents, about 2,000 tokens; then it reads
-its answer: the sources of each statement, and what is left without them. What counts is the time of
-the processor, on one thread, so that other work on the machine does not. *Replicas* (with Ray): a
+its answer: the sources of each statement, by the default and by the rows of all tokens at once, and
+what is left without them. What counts is the time of the processor, on one thread, so that other
+work on the machine does not, and the median of the rounds. *Replicas* (with Ray): a
 small random model, eight clients; requests in a second of two replicas against one, in turns, the
 median. Replicas, clients and Ray share the cores that there are: with two, the ratio is a floor.
 """
@@ -17,11 +18,15 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+T = TypeVar("T")
 NEW, WORDS = 64, 165  # tokens of the answer, words of each document
 PATH = "/v1/chat/completions"
 PLACES = ("harbour", "mill", "school", "garden", "station", "library", "bakery", "tower")
@@ -46,10 +51,11 @@ def documents(words: int) -> dict[str, str]:
     return texts
 
 
-def added_time(words: int, new: int) -> list[str]:
-    """Return lines on the time of an answer and of its citations."""
+def added_time(words: int, new: int, rounds: int) -> list[str]:
+    """Return lines on the time of an answer and of its citations by two methods."""
     import torch
 
+    from attnflow import GradientAttention
     from attnflow.explainers.answers import read_answer
     from attnflow.explainers.questions import question_prompt, write_answer
     from attnflow.hosts.load import as_model
@@ -58,17 +64,37 @@ def added_time(words: int, new: int) -> list[str]:
     torch.set_num_threads(1)
     model, texts = as_model(None, default="smollm2"), named_documents(documents(words))
     prompt = question_prompt(model, QUESTION, texts, True)
-    start = time.process_time()
-    answer = write_answer(model, prompt, True, new, {"min_new_tokens": new})
-    written = time.process_time() - start
-    result = read_answer(model, prompt, texts, answer)
-    added = time.process_time() - start - written
-    kinds = [verdict and verdict.kind for verdict in result.verdicts or ()]
-    return [
-        f"{len(prompt.ids):,} + {len(answer.ids)} tokens, {len(answer.statements)} statements "
-        f"({', '.join(map(str, kinds))}): written in {written:.1f} s, cited in {added:.1f} s; "
-        f"added {added / written:.2f} × (bar: 2)"
+    methods = {"default": None, "rows of all tokens": GradientAttention(balanced=True)}
+    seconds: dict[str, list[float]] = {"written": [], **{name: [] for name in methods}}
+    kinds: dict[str, list[str]] = {}
+
+    def timed(name: str, work: Callable[[], T]) -> T:
+        start = time.process_time()
+        result = work()
+        seconds[name].append(time.process_time() - start)
+        return result
+
+    for _ in range(rounds):
+        answer = timed(
+            "written", lambda: write_answer(model, prompt, True, new, {"min_new_tokens": new})
+        )
+        for name, method in methods.items():
+            read = partial(read_answer, model, prompt, texts, answer, method)
+            verdicts = timed(name, read).verdicts or ()
+            kinds[name] = ["none" if each is None else each.kind for each in verdicts]
+    written = statistics.median(seconds["written"])
+    lines = [
+        f"{len(prompt.ids):,} + {len(answer.ids)} tokens, {len(answer.statements)} statements: "
+        f"written in {written:.1f} s"
     ]
+    for name, found in kinds.items():
+        pairs = zip(seconds[name], seconds["written"], strict=True)
+        ratio = statistics.median(added / plain for added, plain in pairs)
+        lines.append(
+            f"{name} ({', '.join(found)}): cited in "
+            f"{statistics.median(seconds[name]):.1f} s; added {ratio:.2f} × (bar: 2)"
+        )
+    return lines
 
 
 def replicas(rounds: int, count: int) -> list[str]:
@@ -121,8 +147,9 @@ def main() -> None:
     if arguments.quick:
         arguments.rounds, arguments.requests = 1, 16
     arguments.output.mkdir(parents=True, exist_ok=True)
-    lines = added_time(WORDS // 4, NEW // 2) if arguments.quick else added_time(WORDS, NEW)
-    print(*lines, flush=True)
+    size = (WORDS // 4, NEW // 2, 1) if arguments.quick else (WORDS, NEW, arguments.rounds or 1)
+    lines = added_time(*size)
+    print(*lines, sep="\n", flush=True)
     if find_spec("ray") is not None and arguments.rounds:
         lines += replicas(arguments.rounds, arguments.requests)
         print(lines[-1])

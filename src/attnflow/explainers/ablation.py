@@ -95,14 +95,16 @@ def ablate(
     by: By | None = "hide",
     batch_tokens: int | None = None,
     keys: Keys = (),
+    known: Sequence[float] = (),
 ) -> CompletionAblation:
     """Prepare a completion to be run again; its tokenizer says what a blank token is.
 
     by: None hides, and replaces where hiding would move other tokens.
     """
+    others: dict[str, Any] = {"batch_tokens": batch_tokens, "keys": keys, "known": known}
     if by is None:
         try:
-            return ablate(model, prompt_ids, completion_ids, batch_tokens=batch_tokens, keys=keys)
+            return ablate(model, prompt_ids, completion_ids, **others)
         except ModelError:  # one that counts positions by its mask
             if model.tokenizer is None:
                 raise
@@ -114,8 +116,7 @@ def ablate(
         completion_ids=completion_ids,
         by=by,
         blank=blank_token(model.tokenizer) if needs_blank else None,
-        batch_tokens=batch_tokens,
-        keys=keys,
+        **others,
     )
 
 
@@ -135,7 +136,8 @@ class CompletionAblation:
     prompt_ids, completion_ids: token ids; of an encoder–decoder the encoder's and the decoder's.
     by: "hide", "replace" (then `blank` is the id of the blank token) or "delete".
     batch_tokens: about how many tokens run at once; default: by the device.
-    keys: keys and values of each layer over the prompt, if a pass over it has left them.
+    keys, known: keys and values of each layer over the prompt, and the log-probability of each
+    token of the completion, if a pass has left them.
 
     Sets of prompt positions go in, one response for each comes out. A set is run with the sets of
     equal length, and what stands before the first changed position comes from a cache, where the
@@ -149,6 +151,7 @@ class CompletionAblation:
     blank: int | None = None
     batch_tokens: int | None = None
     keys: Keys = ()
+    known: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -248,29 +251,28 @@ class CompletionAblation:
         if self._has_windows:  # a mask of one's own is taken for every layer
             return False
         text, start = self._variant(()), len(self.prompt_ids) - 1
-        expected = self._forward([text], start)
+        expected = np.array(self.known) if len(self.known) else self._forward([text], start)
         try:
-            return bool(
-                np.abs(self._side_by_side([text] * 2, start) - expected).max() <= self._same
-            )
+            return self._are_same(self._side_by_side([text] * 2, start), expected)
         except (RuntimeError, ValueError, TypeError, IndexError):  # takes no such mask
             return False
 
-    @property
-    def _same(self) -> float:
-        return max(_SAME, _ROUNDINGS * torch.finfo(self.model.dtype).eps)
+    def _are_same(self, rows: Floats, expected: Floats) -> bool:
+        tolerance = max(_SAME, _ROUNDINGS * torch.finfo(self.model.dtype).eps)
+        return bool(np.abs(rows - expected).max() <= tolerance)
 
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
         """True where what stands before a change is run only once: tried, not assumed."""
         if self._two_stacks or not self._is_plain or "past_key_values" not in self._accepts:
             return False
+        if self.keys and len(self.known) and self._packs:  # the whole text, beside its cache
+            return True
         tried = self
         if not self._has_windows and len(self.prompt_ids) > _TRIED:
             tried = replace(self, prompt_ids=self.prompt_ids[:_TRIED])
         prompt, start = tried._variant(()), len(tried.prompt_ids) - 1
-        expected = tried._forward([prompt], None)
-        return bool(np.abs(tried._forward([prompt], start) - expected).max() <= self._same)
+        return self._are_same(tried._forward([prompt], start), tried._forward([prompt], None))
 
     # -- how it is run ------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ region of the image, are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +38,7 @@ from attnflow.attribution.verdict import (
 )
 from attnflow.errors import AttnflowError
 from attnflow.errors.progress import tell
-from attnflow.explainers.ablation import CompletionAblation, ablate
+from attnflow.explainers.ablation import ablate
 from attnflow.explainers.request import Completion
 from attnflow.explainers.sources import Sources, strongest
 from attnflow.hosts.inputs import tokens_of
@@ -55,10 +55,14 @@ _SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 class _Reading:
     """Log-probabilities of an answer's statements, without some positions of its prompt."""
 
-    def __init__(self, ablation: CompletionAblation, known: Sequence[float] | None) -> None:
-        self.ablation = ablation
+    def __init__(self, result: Attribution, model: Model, completion: Completion) -> None:
+        ids, known = completion.ids, result.provenance.get(LOG_PROBS) or ()
+        known = known if len(known) == len(ids) else ()
+        self.ablation = ablate(
+            model, completion.prompt.ids, ids, by=None, keys=completion.keys, known=known
+        )
         self.rows: dict[frozenset[int], NDArray[np.float64]] = {}
-        if known is not None and len(known) == len(ablation.completion_ids):
+        if known:
             self.rows[frozenset()] = np.array(known)
 
     def read(self, sets: Sequence[frozenset[int]]) -> None:
@@ -83,15 +87,13 @@ def judge_statements(
     and sources are ranked by what these lose and hold when only the question and the answer are
     read again. Then, for good, a first round hides the sentence that is named, all other documents,
     and all of them; only where that does not decide a second one hides each of the strongest
-    documents, by itself and with those before it.
+    documents, and a third what these leave open. A round hides what all statements ask for.
     """
-    prompt_ids, ids = completion.prompt.ids, completion.ids
-    ablation = ablate(model, prompt_ids, ids, by=None, keys=completion.keys)
-    reading = _Reading(ablation, result.provenance.get(LOG_PROBS))
+    reading = _Reading(result, model, completion)
     passages = passages_of(result)
     every = frozenset(p for each in passages for p in positions_of(result, each.columns))
     reading.read([frozenset(), every])  # the prompt is read once for all
-    words = _new_words(model, prompt_ids, ids, every)
+    words = _new_words(model, completion.prompt.ids, completion.ids, every)
     judged = [
         _Judged(
             statement,
@@ -104,15 +106,30 @@ def judge_statements(
         else None
         for statement in statements_of(result)
     ]
-    present = [each for each in judged if each is not None]
-    _rank(present, ablation, every)
-    reading.read(
-        [hidden for each in present for hidden in (each.sentences[0], every - each.documents[0])]
-    )
-    undecided = [each for each in present if each.decide(reading, every) is None]
-    reading.read([hidden for each in undecided for hidden in each.further(every)])
-    verdicts = tuple(None if each is None else each.verdict(reading, every) for each in judged)
-    return verdicts, reading.rows[frozenset()].tolist()
+    _rank([each for each in judged if each is not None], reading, every)
+    judging = [None if each is None else each.judge(reading, every) for each in judged]
+    verdicts = _judge_together(judging, reading)
+    return tuple(verdicts), reading.rows[frozenset()].tolist()
+
+
+Judging = Generator[Sequence[frozenset[int]], None, Verdict]
+"""Asks for what is to be hidden next until it can say a verdict."""
+
+
+def _judge_together(judging: Sequence[Judging | None], reading: _Reading) -> list[Verdict | None]:
+    """Return the verdicts; what all statements ask for next is read in the same passes."""
+    verdicts: list[Verdict | None] = [None] * len(judging)
+    waiting = {number: each for number, each in enumerate(judging) if each is not None}
+    while waiting:
+        sets: list[frozenset[int]] = []
+        for number, each in list(waiting.items()):
+            try:
+                sets += next(each)
+            except StopIteration as end:
+                verdicts[number] = end.value
+                del waiting[number]
+        reading.read(sets)
+    return verdicts
 
 
 def _new_words(
@@ -150,13 +167,14 @@ def _telling_words(
     return [own[k] for k in order if k == order[0] or weights[k] >= weights[order[0]] / 2 > 0]
 
 
-def _rank(judged: Sequence[_Judged], ablation: CompletionAblation, every: frozenset[int]) -> None:
+def _rank(judged: Sequence[_Judged], reading: _Reading, every: frozenset[int]) -> None:
     """Order the sources of each statement by what it loses without them and what they hold."""
     documents = list(dict.fromkeys(place for each in judged for place in each.documents))
     if len(documents) > 1:
-        sets = [frozenset[int](), every, *documents, *(every - one for one in documents)]
-        rows = ablation.log_probs_beside([sorted(each) for each in sets])
+        sets = [*documents, *(every - one for one in documents)]
+        rows = reading.ablation.log_probs_beside([sorted(each) for each in sets])
         known = dict(zip(sets, np.minimum(rows, 0.0), strict=True))
+        known[frozenset()] = np.minimum(reading.rows[frozenset()], 0.0)
         for each in judged:
             each.rank_by(known, every)
     for each in judged:
@@ -205,7 +223,30 @@ class _Judged:
         self.sources, self.documents = self.sources[:count], self.documents[:count]
         self.sentences = self.sentences[:count]
 
-    def decide(self, reading: _Reading, every: frozenset[int]) -> Verdict | None:
+    def judge(self, reading: _Reading, every: frozenset[int]) -> Judging:
+        """Ask for what is to be hidden, round after round, and return what may be said."""
+        yield [self.sentences[0], every - self.documents[0]]
+        verdict = self._decide(reading, every)
+        if verdict is not None:
+            return verdict
+        yield self.documents
+        needed = [
+            number
+            for number, document in enumerate(self.documents)
+            if any(self._lost(document, reading, every))
+        ]
+        if not needed:
+            return (yield from self._judge_several(reading, every))
+        hidden = frozenset[int]().union(*(self.documents[k] for k in needed))
+        only = needed[0]
+        yield [hidden, every - hidden, *([self.sentences[only]] if len(needed) == 1 else [])]
+        if len(needed) > 1:
+            return self._said("together", needed, hidden, reading, every)
+        if any(self._lost(self.sentences[only], reading, every)):
+            return self._rests_on_sentence(only, reading, every)
+        return self._said("rests", needed, hidden, reading, every)
+
+    def _decide(self, reading: _Reading, every: frozenset[int]) -> Verdict | None:
         """Return the verdict of the first round, if it is enough for one."""
         hidden = (frozenset[int](), self.sentences[0], every - self.documents[0], every)
         base, without, alone, prior = (reading.of(self.words[0].tokens, each) for each in hidden)
@@ -224,49 +265,23 @@ class _Judged:
             is_lost.append(takes_away(base - reading.of(word.tokens, hidden), base - prior))
         return is_lost
 
-    def further(self, every: frozenset[int]) -> list[frozenset[int]]:
-        """Return what a second round hides: the strongest documents, each, together, all but it."""
-        together = [
-            frozenset[int]().union(*self.documents[: k + 1]) for k in range(len(self.documents))
-        ]
-        return [
-            *together,
-            *self.documents[1:],
-            *self.sentences[1:],
-            *(every - one for one in self.documents),
-        ]
-
-    def verdict(self, reading: _Reading, every: frozenset[int]) -> Verdict:
-        """Return what may be said, after both rounds."""
-        decided = self.decide(reading, every)
-        if decided is not None:
-            return decided
-        needed = [
-            number
-            for number, document in enumerate(self.documents)
-            if any(self._lost(document, reading, every))
-        ]
-        if len(needed) == 1:
-            (only,) = needed
-            if any(self._lost(self.sentences[only], reading, every)):
-                return self._rests_on_sentence(only, reading, every)
-            return self._said("rests", needed, self.documents[only], reading, every)
-        if needed:
-            hidden = frozenset[int]().union(*(self.documents[k] for k in needed))
-            reading.read([hidden])
-            return self._said("together", needed, hidden, reading, every)
+    def _judge_several(self, reading: _Reading, every: frozenset[int]) -> Judging:
+        """Return the verdict where no document is needed by itself: hide more and more of them."""
         tokens = self.words[0].tokens
         base, prior = reading.of(tokens, frozenset()), reading.of(tokens, every)
         for count in range(2, len(self.documents) + 1):
             hidden = frozenset[int]().union(*self.documents[:count])
+            yield [hidden]
             if not self._lost(hidden, reading, every)[0]:
                 continue
+            yield [every - hidden, *(every - document for document in self.documents[:count])]
             enough = [
                 k
                 for k, document in enumerate(self.documents[:count])
                 if takes_away(reading.of(tokens, every - document) - prior, base - prior)
             ]
             if len(enough) > 1:
+                yield [every - frozenset[int]().union(*(self.documents[k] for k in enough))]
                 return self._said("either", enough, hidden, reading, every)
             return self._said("together", list(range(count)), hidden, reading, every)
         return self._said("partly", [0], self.documents[0], reading, every)
@@ -285,7 +300,6 @@ class _Judged:
     ) -> Verdict:
         """The verdict on the documents of these numbers; `hidden` is what was taken away."""
         alone = every - frozenset[int]().union(*(self.documents[k] for k in numbers))
-        reading.read([alone])
         word = self.words[0]
         return Verdict(
             kind,
@@ -337,11 +351,9 @@ def judge_completion(
     result: over the prompt's tokens, or over sources that were measured; words are ranked by the
     sum over its targets at its highest layer. tokens: by number; default: all.
     """
-    ids = completion.ids
-    numbers = range(len(ids)) if tokens is None else tokens
+    numbers = range(len(completion.ids)) if tokens is None else tokens
     sources = _sources_of(result, model, completion)
-    ablation = ablate(model, completion.prompt.ids, ids, by=None, keys=completion.keys)
-    reading = _Reading(ablation, result.provenance.get(LOG_PROBS))
+    reading = _Reading(result, model, completion)
 
     def read(sets: Sequence[frozenset[int]]) -> list[float]:
         reading.read(sets)

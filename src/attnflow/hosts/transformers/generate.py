@@ -92,10 +92,10 @@ def plain_cache(model: PreTrainedModel, options: Mapping[str, Any]) -> DynamicCa
 
     None where these options of generate() ask for another cache, or for none.
     """
-    other = "past_key_values" in options or not options.get("use_cache", True)
-    if other or _settings(model, options).cache_implementation is not None:
-        return None
-    return DynamicCache()
+    settings = options.get("generation_config") or model.generation_config
+    kind = options.get("cache_implementation", settings.cache_implementation)
+    is_plain = kind is None and "past_key_values" not in options
+    return DynamicCache() if is_plain and options.get("use_cache", True) else None
 
 
 def cached_keys(cache: Any) -> Keys:
@@ -114,8 +114,11 @@ def cache_of(keys: Keys, length: int, batch: int | None = None) -> DynamicCache:
     """Return a cache of the first positions, once for each row of a batch where one is given."""
     cache = DynamicCache()
     for number, pair in enumerate(keys):
-        parts = [part[:, :, :length] for part in pair]
-        cache.update(*(p if batch is None else p.expand(batch, -1, -1, -1) for p in parts), number)
+        key, value = (
+            part[:, :, :length].expand(part.shape[0] if batch is None else batch, -1, -1, -1)
+            for part in pair
+        )
+        cache.update(key, value, number)
     return cache
 
 
