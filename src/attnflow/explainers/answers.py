@@ -280,7 +280,8 @@ def read_answer(
 
     check: add a verdict for each. The result says how likely each token is to the model.
     """
-    applied = default_method(model) if method is None else make_method(method)
+    default = default_method(model, over_documents=True)
+    applied = default if method is None else make_method(method)
     targets = None
     if explains_statements(applied):  # once for each statement, not for each token
         targets = statement_slices(answer.statements) or None

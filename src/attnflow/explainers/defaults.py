@@ -21,6 +21,7 @@ DEFAULTS: dict[str, Method] = {
     # every token at once, .63 and .52 by plain gradients; the right one of five documents in 1.00,
     # wherever it stands, where plain gradient attention has .53 (docs/evidence.md).
     "answer of a causal language model": BalancedGradient(),
+    "answer over documents of a causal language model": BalancedGradient(),
     "tokens of a causal language model": GradientAttention(balanced=True),
     # Blanking words of three classifiers and a tagger: LDS .82, .69, .68 and .86, where alti has
     # .53, .42, .40 and .83, rollout .37, .10, .16 and .26 (docs/evidence.md).
@@ -35,8 +36,14 @@ DEFAULTS: dict[str, Method] = {
 }
 
 
-def kind_of(model: Model, *, about_images: bool = False, every_token: bool = False) -> str:
-    """Return the line of the table for a model: its input, and whether every token is explained."""
+def kind_of(
+    model: Model,
+    *,
+    about_images: bool = False,
+    every_token: bool = False,
+    over_documents: bool = False,
+) -> str:
+    """Return the line of the table for a model: its input, and what of its answer is explained."""
     if about_images:
         return "question about images"
     module, adapter, facts = model.module, model.adapter, model.facts
@@ -44,7 +51,8 @@ def kind_of(model: Model, *, about_images: bool = False, every_token: bool = Fal
     if adapter.reads_images(module) and has_answer:
         return "image classifier"
     if adapter.supports_row_gradients(module):
-        return f"{'tokens' if every_token else 'answer'} of a causal language model"
+        part = "answer over documents" if over_documents else "answer"
+        return f"{'tokens' if every_token else part} of a causal language model"
     if adapter.reads_words(module) and has_answer and not facts.causal:
         return f"answer of an encoder{'–decoder' if facts.encoder_decoder else ''}"
     stands_last = facts.answer == "last" and not facts.decoder_reads_input
@@ -52,11 +60,9 @@ def kind_of(model: Model, *, about_images: bool = False, every_token: bool = Fal
     return "language model without row gradients" if writes else "other"
 
 
-def default_method(
-    model: Model, *, about_images: bool = False, every_token: bool = False
-) -> Method:
-    """Return what agrees best with ablations of models of this kind, at the cost of one pass."""
-    return DEFAULTS[kind_of(model, about_images=about_images, every_token=every_token)]
+def default_method(model: Model, **parts: bool) -> Method:
+    """Return what agrees best with ablations of such models; parts as `kind_of` has them."""
+    return DEFAULTS[kind_of(model, **parts)]
 
 
 def depends_on_text(method: Method, model: Model) -> bool:

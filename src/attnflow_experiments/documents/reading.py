@@ -118,7 +118,8 @@ class AnswerReading:
 
     def _method(self, name: str) -> Method:
         method = method_name(name)
-        return default_method(self.model) if method == DEFAULT else make_method(method)
+        default = default_method(self.model, over_documents=True)
+        return default if method == DEFAULT else make_method(method)
 
     def _ranked(self, name: str) -> tuple[RankedSource, ...]:
         method = self._method(name)
