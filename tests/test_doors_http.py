@@ -17,6 +17,7 @@ import torch
 import attnflow
 from attnflow.attribution import passages
 from attnflow.attribution.verdict import Verdict
+from attnflow.explainers.defaults import default_method
 from attnflow.hosts.model import Model
 from attnflow_connect.server.models import Limits, OfferedModel
 from families import SIZES
@@ -69,9 +70,9 @@ def certain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def expected(model: Model) -> Any:
-    """The same answer in Python."""
+    """The same answer in Python, by the method of citations."""
     turns = [{"role": "user", "content": QUESTION}]
-    return attnflow.ask(model, turns, TEXTS, max_new_tokens=12)
+    return attnflow.ask(model, turns, TEXTS, default_method(model, cited=True), max_new_tokens=12)
 
 
 def check_records(records: Any, text: str) -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from attnflow.attribution.passages import Citation
 from attnflow.errors import InputError, shorten
 from attnflow.explainers.answers import Answer, ask
+from attnflow.explainers.defaults import default_method
 from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import STOPS, question_prompt, uses_chat, write_answer
 from attnflow.tokens.documents import Document, distinct_documents
@@ -189,7 +190,9 @@ def answer_conversation(
         return _uncited(model, conversation, text)
     writing = {"max_new_tokens": conversation.max_tokens, **conversation.options}
     question, documents = _asked(model, conversation)
-    answer = ask(model, question, documents, answer=text, **({} if text is not None else writing))
+    method = default_method(model, cited=True)
+    writing = {} if text is not None else writing
+    answer = ask(model, question, documents, method, answer=text, **writing)
     return cite_answer(answer, conversation)
 
 
