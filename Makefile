@@ -61,13 +61,13 @@ bench: $(VENV)/.bench $(VENV)/.ray
 	$(BIN)/python benchmarks/long_context.py --output out/bench $(BENCH)
 	$(BIN)/python benchmarks/images.py --output out/bench $(if $(BENCH),--rounds 1)
 	$(BIN)/python benchmarks/corpus.py --output out/bench $(BENCH)
-	$(BIN)/python benchmarks/serving.py --output out/bench $(BENCH)
+	$(BIN)/python benchmarks/citations.py --output out/bench $(BENCH)
 
 # Long contexts on a machine with CUDA: every bar of docs/performance.md as a ratio, in one run.
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output out/bench
 	$(BIN)/python benchmarks/gpu_balanced.py --output out/bench
-	$(BIN)/python benchmarks/gpu_serving.py --output out/bench
+	$(BIN)/python benchmarks/gpu_citations.py --output out/bench
 
 # Peers of `attnflow bench --peers $(VENV)/peers`, each with its packages in a folder of its own, which
 # goes before ours in the process that runs it. Packages that only other parts of them import are left.

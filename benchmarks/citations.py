@@ -1,6 +1,6 @@
 """Citations: the time that they add to an answer, and replicas of the server against one.
 
-    python benchmarks/serving.py --output out/bench [--quick]
+    python benchmarks/citations.py --output out/bench [--quick]
 
 *Added*: SmolLM2 writes 64 tokens over eight different documents, about 2,000 tokens; then it reads
 its answer: the sources of each statement, by the default and by the rows of all tokens at once, and
@@ -153,7 +153,7 @@ def main() -> None:
     if find_spec("ray") is not None and arguments.rounds:
         lines += replicas(arguments.rounds, arguments.requests)
         print(lines[-1])
-    (arguments.output / "serving.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    (arguments.output / "citations.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Citations on one GPU: the time that they add to an answer of an 8B's shapes.
 
-    python benchmarks/gpu_serving.py --output out/bench
+    python benchmarks/gpu_citations.py --output out/bench
 
 A Llama of the 8B's shapes with random weights in bfloat16, as in gpu.py, and SmolLM2's tokenizer.
 It writes 256 tokens over eight documents, about 8,000 tokens; what it writes is laid down, since
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from citations import PLACES, QUESTION, documents
 from gpu import Figure, big_model, cost, table
 
 from attnflow.explainers.answers import read_answer
@@ -28,7 +29,6 @@ from attnflow.explainers.defaults import default_method
 from attnflow.explainers.questions import question_prompt, write_answer
 from attnflow.hosts.load import as_model, load
 from attnflow.tokens.documents import named_documents
-from serving import PLACES, QUESTION, documents
 
 NEW, WORDS, NEEDED = 256, 590, 0.35
 
@@ -84,8 +84,10 @@ def main() -> None:
     figure = added_time(big_model(), tokenizer, WORDS, NEW, arguments.repeats)
     text = table([figure])
     print(text, f"{time.perf_counter() - start:.0f} s in all", flush=True)
-    (arguments.output / "gpu_serving.json").write_text(json.dumps(asdict(figure)), encoding="utf-8")
-    (arguments.output / "gpu_serving.md").write_text(text, encoding="utf-8")
+    (arguments.output / "gpu_citations.json").write_text(
+        json.dumps(asdict(figure)), encoding="utf-8"
+    )
+    (arguments.output / "gpu_citations.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
