@@ -64,7 +64,6 @@ nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
 nb_render_text_lexer = "none"
-nb_kernel_rgx_aliases = {".*": "python3"}
 
 html_theme = "furo"
 html_title = f"attnflow {release}"

@@ -42,8 +42,9 @@ class Shell(InteractiveShell):
 def run(notebook: nbformat.NotebookNode, cwd: str, **_: Any) -> ExecutionResult:
     """Run the cells of a notebook one after the other in a folder, and give each its outputs."""
     began = time.perf_counter()
+    notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     with contextlib.chdir(cwd), _shell() as shell:
-        for number, cell in enumerate(notebook.cells):
+        for cell in notebook.cells:
             if cell.cell_type == "code":
                 with capture_output() as captured:
                     result = shell.run_cell(cell.source, store_history=True)
@@ -51,7 +52,6 @@ def run(notebook: nbformat.NotebookNode, cwd: str, **_: Any) -> ExecutionResult:
                     print(captured.stdout, captured.stderr)
                     result.raise_error()
                 cell.outputs = list(_outputs(captured))
-                cell.execution_count = number
     return ExecutionResult(notebook, cwd, time.perf_counter() - began)
 
 
