@@ -131,6 +131,15 @@ def test_leave_one_out_is_what_each_source_is_worth() -> None:
     np.testing.assert_allclose(joint.values[0, 0], result.values[0].sum(axis=0), atol=1e-5)
     some = attnflow.generate((model, words), TEXT, LeaveOneOut(), completion=" sara is", targets=1)
     np.testing.assert_allclose(some.values[0, 0], result.values[0, 1], atol=1e-6)
+    either = attnflow.generate(
+        (model, words), TEXT, LeaveOneOut(alone=True), completion=" sara is"
+    ).values[0]
+    every = list(result.sources.positions)
+    for column, position in enumerate(every):
+        others = [each for each in every if each != position]
+        base, without, alone, prior = one.token_log_probs([(), (position,), others, every])
+        expected = np.maximum(base - without, np.minimum(alone, base) - prior)
+        np.testing.assert_allclose(either[:, column], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("by", ["hide", "replace", "delete"])

@@ -18,7 +18,7 @@ from attnflow_experiments.documents.data import SourcedQuestion
 from attnflow_experiments.documents.reading import AnswerReading
 from attnflow_experiments.orders.data import Order, auroc, poisoned_questions, read_orders
 from attnflow_experiments.orders.experiment import OrdersExperiment, write_answer
-from attnflow_experiments.orders.rankings import RANKINGS, rank_documents
+from attnflow_experiments.orders.rankings import TOGETHER, rank_documents
 
 MAIL = "SUBJECT: Bill|CONTENT: Hi David. The bill is paid. Nothing is left to do. Yours, Ann"
 
@@ -119,7 +119,7 @@ def test_documents_are_ranked_by_each_method() -> None:
         "the keys", ("the cabinets",), tuple(zip("abc", texts, strict=True)), (0,), ()
     )
     reading = AnswerReading.of_given(tiny_decoder(), case)
-    for name in ("default", "checked", "careful", *RANKINGS, "ablation-regression:samples=4"):
+    for name in ("default", "checked", "careful", TOGETHER, "ablation-regression:samples=4"):
         ranking = rank_documents(reading, name)
         assert sorted(ranking) == sorted(set(ranking))
     ablation = ablate(reading.model, reading.prompt.ids, reading.ids)

@@ -69,9 +69,17 @@ def responses(method: RerunMethod, task: AblationTask, sets: Sequence[Sequence[i
 
 @register_rerun(LeaveOneOut)
 def _leave_one_out(method: LeaveOneOut, task: AblationTask) -> tuple[Floats, int]:
-    sets = [(), *task.sources.positions]
+    places = task.sources.positions
+    sets: list[Sequence[int]] = [(), *places]
+    if method.alone:
+        every = {position for place in places for position in place}
+        sets += [sorted(every), *(sorted(every.difference(place)) for place in places)]
     measured = responses(method, task, sets)
-    return np.ascontiguousarray((measured[0] - measured[1:]).T), len(sets)
+    base, rest = measured[0], measured[1 + len(places) :]
+    values = base - measured[1 : 1 + len(places)]
+    if method.alone:  # no more than all of them hold together
+        values = np.maximum(values, np.minimum(rest[1:], base) - rest[0])
+    return np.ascontiguousarray(values.T), len(sets)
 
 
 @register_rerun(AblationRegression)

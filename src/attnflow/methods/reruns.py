@@ -61,11 +61,15 @@ class RerunMethod(Method):
 class LeaveOneOut(RerunMethod):
     """Leave one out: what the completion loses without each source, a pass for each.
 
+    alone: count what a source holds alone, all others taken away, where that is more. It finds
+        sources that say the same, none of which is missed; two passes for each.
+
     >>> LeaveOneOut(by="delete").label
     'leave-one-out:by=delete'
     """
 
     name: ClassVar[str] = "leave-one-out"
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

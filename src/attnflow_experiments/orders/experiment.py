@@ -34,11 +34,12 @@ from attnflow_experiments.documents.reading import (
 )
 from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.orders.data import Order, auroc, poisoned_questions, read_orders
-from attnflow_experiments.orders.rankings import RANKINGS, rank_documents
+from attnflow_experiments.orders.rankings import TOGETHER, rank_documents
 from attnflow_experiments.report import Report
 
 KINDS = ("injections", "poison", "hotpot", "2wiki")
-METHODS = (DEFAULT, CHECKED, "careful", *RANKINGS, "ablation-regression", "leave-one-out")
+_ALONE = "leave-one-out:alone=true"  # five passages that say the same are each needless
+METHODS = (DEFAULT, CHECKED, "careful", _ALONE, TOGETHER, "ablation-regression", "leave-one-out")
 _MOST_WRITTEN = 32
 _GIVERS = ("data", "user")
 
@@ -50,7 +51,7 @@ class OrdersExperiment:
     """The experiment.
 
     methods: names as `ask` takes them, "default", "checked" (and "checked+NAME") for what `ask`
-        names after its check, or one of `rankings.RANKINGS`; injections are explained by the
+        names after its check, or `rankings.TOGETHER`; injections are explained by the
         first alone.
     kinds: "injections", orders in e-mails; "poison", five wrong passages among ten; "hotpot" and
         "2wiki", the supports of gold answers.
@@ -71,7 +72,7 @@ class OrdersExperiment:
         if self.cases is not None and self.cases < 1:
             raise InputError(f"cases is a number of at least 1; got {self.cases!r}.")
         for name in self.methods:  # a long run must not fail on a name
-            if name not in RANKINGS and method_name(name) != DEFAULT:
+            if name != TOGETHER and method_name(name) != DEFAULT:
                 make_method(method_name(name))
 
     def __call__(self, model: Model, *, data: Path, journal: Path | None) -> Report:

@@ -1,7 +1,6 @@
-"""Documents ranked by what they carry alone or together, where leaving one out shows nothing.
+"""Documents ranked by what they carry together.
 
-Five passages that say the same are each needless, so none is missed when it is left out; of two
-paragraphs that only together give an answer, neither says anything alone.
+Of two paragraphs that only together give an answer, neither says anything alone.
 """
 
 from __future__ import annotations
@@ -10,25 +9,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnflow.attribution.verdict import support_of
 from attnflow.explainers.ablation import ablate
 from attnflow_experiments.documents.reading import DEFAULT, AnswerReading
 
-RANKINGS = ("support", "together")
+TOGETHER = "together"
 _CANDIDATES = 6  # documents that are tried beside those that were chosen
 
 
 def rank_documents(reading: AnswerReading, name: str) -> list[int]:
-    """Return the documents of an answer, strongest first: by a method, or one of `RANKINGS`.
+    """Return the documents of an answer, strongest first: by a method, or "together".
 
-    "support": what an answer loses without a document, or what that document holds alone,
-    whichever is more, of all documents. "together": of those that balanced gradients find
-    strongest, the one that holds most alone, then the one that holds most beside it, and so on.
+    "together": of those that balanced gradients find strongest, the one that holds most alone,
+    then the one that holds most beside it, and so on.
     """
-    if name not in RANKINGS:
-        return reading.ranking(name)
-    measure = _Measure(reading)
-    return measure.by_support() if name == "support" else measure.together()
+    return _Measure(reading).together() if name == TOGETHER else reading.ranking(name)
 
 
 class _Measure:
@@ -43,14 +37,6 @@ class _Measure:
     def log_probs(self, hidden: Sequence[frozenset[int]]) -> list[float]:
         rows = self.ablation.token_log_probs([sorted(each) for each in hidden])
         return np.asarray(rows)[:, self.reading.target].sum(axis=1).tolist()
-
-    def by_support(self) -> list[int]:
-        count = len(self.places)
-        sets = [frozenset[int](), self.every, *self.places]
-        sets += [self.every - place for place in self.places]
-        base, prior, *others = self.log_probs(sets)
-        supports = [support_of(base, others[k], others[count + k], prior) for k in range(count)]
-        return np.argsort(-np.array(supports), kind="stable").tolist()
 
     def together(self) -> list[int]:
         ranking = self.reading.ranking(DEFAULT)
