@@ -41,7 +41,7 @@ Row = Mapping[str, NDArray[np.int64]]
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
-_TRIED = 64  # tokens of a prompt on which a cache is tried
+_TRIED, _TRIED_TOKENS = 64, 4  # tokens of a prompt, of a completion, on which a cache is tried
 _CACHEABLE = {"full_attention", "sliding_attention"}
 _SAME = 1e-3  # what rounding may change a log-probability by when a prefix is cached
 _ROUNDINGS = 8  # the same in steps of a coarser type
@@ -250,10 +250,13 @@ class CompletionAblation:
         """True where several ends of a text may run as one, beside one copy of its cache: tried."""
         if self._has_windows:  # a mask of one's own is taken for every layer
             return False
-        text, start = self._variant(()), len(self.prompt_ids) - 1
-        expected = np.array(self.known) if len(self.known) else self._forward([text], start)
+        few = slice(_TRIED_TOKENS)
+        end: dict[str, Any] = {"completion_ids": self.completion_ids[few], "known": self.known[few]}
+        tried = replace(self, **end) if self.keys else self  # whose prompt would be read once more
+        text, start = tried._variant(()), len(tried.prompt_ids) - 1
+        expected = np.array(tried.known) if len(tried.known) else tried._forward([text], start)
         try:
-            return self._are_same(self._side_by_side([text] * 2, start), expected)
+            return self._are_same(tried._side_by_side([text] * 2, start), expected)
         except (RuntimeError, ValueError, TypeError, IndexError):  # takes no such mask
             return False
 
@@ -266,7 +269,7 @@ class CompletionAblation:
         """True where what stands before a change is run only once: tried, not assumed."""
         if self._two_stacks or not self._is_plain or "past_key_values" not in self._accepts:
             return False
-        if self.keys and len(self.known) and self._packs:  # the whole text, beside its cache
+        if self.keys and len(self.known) and self._packs:  # tried on the text itself
             return True
         tried = self
         if not self._has_windows and len(self.prompt_ids) > _TRIED:
