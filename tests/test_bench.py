@@ -17,6 +17,8 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 from typer.testing import CliRunner
 
 from attnflow.errors import InputError, MethodError
+from attnflow.evaluation import CompletionPrompt
+from attnflow.testing import tiny_decoder, tiny_encoder
 from attnflow_experiments.bench import data, images, run
 from attnflow_experiments.bench.cases import (
     Responses,
@@ -27,7 +29,7 @@ from attnflow_experiments.bench.cases import (
 )
 from attnflow_experiments.bench.command import app, labelled
 from attnflow_experiments.bench.data import DATA_SETS, load_items
-from attnflow_experiments.bench.methods import Peer, find_method, run_here
+from attnflow_experiments.bench.methods import Peer, as_request, find_method, run_here
 from attnflow_experiments.bench.run import run_bench
 from attnflow_experiments.bench.tables import bench_report, gather, write_page
 from torture_bench import figures, kills, make_plan, save_tiny_model
@@ -105,7 +107,7 @@ def test_references_are_all_sets_or_random_ones() -> None:
 
 def test_every_data_set_has_a_sample_in_two_parts_that_share_nothing(folder: Path) -> None:
     for name, data_set in DATA_SETS.items():
-        if data_set.kind != "prompts":
+        if data_set.kind == "photos":
             continue
         parts = [load_items(name, folder / "data", part, 3) for part in ("development", "held-out")]
         names = [{item.name for item in items} for items in parts]
@@ -143,6 +145,40 @@ def test_what_ablations_say_is_asked_once(folder: Path) -> None:
     positions = item.case.sources.positions
     expected = item.case.ablation.log_probs([[], positions[1], [*positions[0], *positions[2]]])
     assert first == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("blank", "name"), [("unk", "[UNK]"), ("mask", "[MASK]")])
+def test_words_of_a_classifier_are_blanked_and_its_answer_read(blank: Any, name: str) -> None:
+    model, tokenizer = loaded = tiny_encoder(head="SequenceClassification")
+    text = "the key to the cabinets"
+    entry = data.BenchItem(text, prompt=CompletionPrompt(text), blank=blank)
+    item = prepare_item(loaded, entry, 0)
+    whole = tokenizer(text)["input_ids"]
+    choice = int(model(torch.tensor([whole])).logits.argmax())
+
+    def odds(words: tuple[int, ...]) -> float:
+        ids = [tokenizer.convert_tokens_to_ids(name) if k - 1 in words else t
+               for k, t in enumerate(whole)]  # fmt: skip
+        p = model(torch.tensor([ids])).logits[0].detach().double().softmax(-1)[choice]
+        return float((p / (1 - p)).log())
+
+    assert item.case.sources.names == tuple(text.split())
+    scores, cost = run_here(find_method("leave-one-out"), item.case)
+    assert scores == pytest.approx([odds(()) - odds((k,)) for k in range(5)], abs=1e-5)
+    assert cost.passes == 6
+    (pair,) = Responses(item)([(1, 3)])
+    assert float(np.log(np.exp(pair) / -np.expm1(pair))) == pytest.approx(odds((1, 3)), abs=1e-5)
+    assert as_request(item.case)["completion"] == [choice]
+    scores, _ = run_here(find_method("default"), item.case)
+    assert len(set(scores.tolist())) == 5
+
+
+def test_words_of_a_model_that_writes_are_replaced() -> None:
+    loaded = tiny_decoder()
+    for blank, token in (("unk", 2), ("mask", 0)):  # padding, where there is no mask
+        entry = data.BenchItem("x", prompt=CompletionPrompt("the keys to the key"), blank=blank)
+        ablation = prepare_item(loaded, entry, 0).case.ablation
+        assert (ablation.by, ablation.blank) == ("replace", token)
 
 
 def test_a_run_is_written_resumed_and_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

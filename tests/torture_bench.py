@@ -1,4 +1,4 @@
-"""The bench killed at random moments: nothing may be lost, doubled or changed.
+"""The bench killed at random moments: no record, and no table, may be lost, doubled or changed.
 
 `python tests/torture_bench.py kills 50 0` kills a run fifty times and goes on with it. Runs are
 forked from one process that has loaded everything, so that a kill costs no start.
@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attnflow_experiments.bench.run import BenchPlan, run_bench
 from attnflow_experiments.bench.sample import write_sample
+from attnflow_experiments.bench.tables import bench_report, gather
 from attnflow_experiments.journal import read_journal
 
 METHODS = ("default", "position", "random")
@@ -57,6 +58,12 @@ def make_plan(folder: Path, **changes: Any) -> BenchPlan:
         "samples": 2,
     }
     return BenchPlan(**{**options, **changes})
+
+
+def tables(plan: BenchPlan) -> dict[str, Any]:
+    """Return every table of a run but the costs."""
+    report = bench_report(plan, gather(plan))
+    return {each.name: dict(each.rows) for each in report.tables if each.name != "cost"}
 
 
 def figures(plan: BenchPlan) -> dict[str, Any]:
@@ -103,7 +110,8 @@ def kills(count: int, seed: int, folder: Path) -> tuple[int, list[str]]:
             run_bench(plan)
             lines = plan.journal("tiny", "text").read_text(encoding="utf-8").splitlines()
             names = [json.loads(line)["name"] for line in lines if _is_whole(line)]
-            if figures(plan) != expected or len(names) != len(set(names)):
+            same = figures(plan) == expected and tables(plan) == tables(whole)
+            if not same or len(names) != len(set(names)):
                 wrong.append(f"kill {number}: not the numbers of an unbroken run, each once")
             run, before = run + 1, {}
     return count, wrong

@@ -8,7 +8,7 @@ journal, so that a metric can be changed without running a model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from attnflow.hosts.model import Model
 from attnflow.tokens.documents import named_documents
 from attnflow.tokens.units import CharSpan
 from attnflow_experiments.bench.data import BenchItem
+from attnflow_experiments.bench.texts import blank_of, text_case
 
 Floats = NDArray[np.float64]
 ChosenSources = tuple[int, ...]
@@ -71,8 +72,12 @@ class NotCountedError(InputError):
     """An item that says nothing about this model: it answers otherwise, or has one source."""
 
 
-def prepare_item(model: Model, item: BenchItem, seed: int, by: str = "hide") -> PreparedItem:
+def prepare_item(model: Model, item: BenchItem, seed: int) -> PreparedItem:
     """Encode an item, and let the model write the completion where none is given."""
+    writes = model.facts.causal or model.facts.encoder_decoder
+    if item.prompt is not None and not writes:
+        case, answer = text_case(model, item.prompt.prompt, item.blank == "mask", seed)
+        return _several(PreparedItem(case, (), answer))
     if item.question is None:
         ids, sources, right = _of_words(model, item)
         prefix: list[int] = []
@@ -83,12 +88,19 @@ def prepare_item(model: Model, item: BenchItem, seed: int, by: str = "hide") -> 
     else:
         ids, sources, right = _of_documents(model, item)
         prefix, completion, answer = _answer(model, item, ids)
-    if len(sources) < 2:
-        raise NotCountedError("There is only one source.")
     ids = [*ids, *prefix]
-    ablation = ablate(model, ids, completion, by=by)  # type: ignore[arg-type]
+    ablation = ablate(model, ids, completion)
+    if item.blank != "hide":
+        blank = blank_of(model, item.blank == "mask")[1]
+        ablation = replace(ablation, by="replace", blank=blank)
     sources = Sources(sources.names, sources.positions, len(ids), sources.level, sources.groups)
-    return PreparedItem(CompletionCase(model, ablation, sources, seed), right, answer)
+    return _several(PreparedItem(CompletionCase(model, ablation, sources, seed), right, answer))
+
+
+def _several(item: PreparedItem) -> PreparedItem:
+    if len(item.case.sources) < 2:
+        raise NotCountedError("There is only one source.")
+    return item
 
 
 def _of_words(model: Model, item: BenchItem) -> tuple[list[int], Sources, ChosenSources]:

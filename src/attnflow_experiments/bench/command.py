@@ -83,7 +83,7 @@ def bench(
 
     from attnflow_experiments.bench.data import DATA_SETS
     from attnflow_experiments.bench.images import PHOTO_METHODS
-    from attnflow_experiments.bench.methods import OURS, PEER_PACKAGES
+    from attnflow_experiments.bench.methods import OURS, PEER_PACKAGES, TEXT_METHODS, TEXT_PEERS
     from attnflow_experiments.bench.run import BenchPlan, quick, run_bench
     from attnflow_experiments.bench.sample import write_sample
     from attnflow_experiments.bench.tables import bench_report, gather, write_page
@@ -92,13 +92,17 @@ def bench(
     if data is not None and not data.is_dir():
         raise InputError(f"--data {str(data)!r} is not a folder.")
     usual = [name for name, each in DATA_SETS.items() if each.kind == "prompts"]
-    photos = any(DATA_SETS[name].kind == "photos" for name in data_set or () if name in DATA_SETS)
-    prompt_methods = (*OURS, *(PEER_PACKAGES if peers else ()))
+    kind = DATA_SETS[data_set[0]].kind if data_set and data_set[0] in DATA_SETS else "prompts"
+    methods = {
+        "prompts": (*OURS, *(PEER_PACKAGES if peers else ())),
+        "texts": (*TEXT_METHODS, *(TEXT_PEERS if peers else ())),
+        "photos": PHOTO_METHODS,
+    }
     with TemporaryDirectory() as folder:
         plan = BenchPlan(
             models=labelled(model or ["smollm2"]),
             data_sets=tuple(data_set or (_QUICK if is_quick else usual)),
-            methods=tuple(method or (PHOTO_METHODS if photos else prompt_methods)),
+            methods=tuple(method or methods[kind]),
             data=data or write_sample(Path(folder)),
             output=output,
             part=part,  # type: ignore[arg-type]  # checked there

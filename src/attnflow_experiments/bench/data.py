@@ -38,6 +38,7 @@ _PLACED_AMONG = (5, 10, 20)
 _LENGTHS = (1_024, 2_048, 4_096, 8_192)
 _FRAME = 100  # tokens of the question and of what stands around documents
 _BETWEEN = 12  # tokens of a document's name
+_SHORTEST, _LONGEST = 5, 40  # words of a text
 _CHARACTERS = 4.4  # of a token of English, so that lengths are the same prompts for every model
 
 
@@ -49,7 +50,8 @@ class BenchItem:
     that support the answer where they are sentences; documents have theirs in the question. note:
     what tables divide by, such as the place of the right document. photos: one, or the four of a
     mosaic; labels: the class of each, -1 where it is not known; boxes: in pixels of the photo's
-    middle square.
+    middle square. blank: how words are taken away: "hide" their keys, or put the unknown token or
+    the mask in their place.
     """
 
     name: str
@@ -61,6 +63,7 @@ class BenchItem:
     photos: tuple[Path, ...] = ()
     labels: tuple[int, ...] = ()
     boxes: tuple[tuple[float, ...], ...] = ()
+    blank: Literal["hide", "unk", "mask"] = "hide"
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,14 @@ class DataSet:
 
     ablated: whether ablations are run beside the scores; without them only the right source is
     looked at, and long prompts cost no more than the methods do. runs: how many items a question
-    makes. kind: what judges it: "prompts" of language models, or "photos".
+    makes. kind: what reads it: language models "prompts", models of words "texts", others "photos".
     """
 
     title: str
     load: Callable[[Path, BenchPart], Iterator[BenchItem]]
     ablated: bool = True
     runs: int = 1
-    kind: Literal["prompts", "photos"] = "prompts"
+    kind: Literal["prompts", "texts", "photos"] = "prompts"
 
 
 def load_items(name: str, folder: Path, part: BenchPart, count: int | None) -> list[BenchItem]:
@@ -216,6 +219,20 @@ def _lengths(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
             )
 
 
+def _texts(
+    file: str, column: str, blank: Literal["unk", "mask"]
+) -> Callable[[Path, BenchPart], Iterator[BenchItem]]:
+    """Sentences of a table, in an order of their own, for classifiers and encoder–decoders."""
+
+    def load(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
+        texts = {str(row.values[column]).strip() for row in rows(folder / file)}
+        for text in sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest()):
+            if _is_in(part, text) and _SHORTEST <= len(text.split()) <= _LONGEST:
+                yield BenchItem(text, prompt=CompletionPrompt(text), blank=blank)
+
+    return load
+
+
 def _photos(folder: Path, part: BenchPart) -> Iterator[BenchItem]:
     """ImageNet photos, each named by its class."""
     paths = sorted((folder / "photos/imagenet").glob("*.jpg"))
@@ -283,6 +300,24 @@ DATA_SETS: dict[str, DataSet] = {
         "Positions: every place of 5, 10 and 20", _positions, False, sum(_PLACED_AMONG)
     ),
     "lengths": DataSet("Lengths: 1k to 8k tokens", _lengths, False, len(_LENGTHS)),
+    "reviews": DataSet(
+        "SST-2: words blanked by the unknown token",
+        _texts("sst2/dev.tsv", "text", "unk"),
+        kind="texts",
+    ),
+    "reviews-masked": DataSet(
+        "SST-2: words blanked by the mask", _texts("sst2/dev.tsv", "text", "mask"), kind="texts"
+    ),
+    "pronouns": DataSet(
+        "Winogender: words blanked by the unknown token",
+        _texts("pronouns/winogender.tsv", "sentence", "unk"),
+        kind="texts",
+    ),
+    "pronouns-masked": DataSet(
+        "Winogender: words blanked by the mask",
+        _texts("pronouns/winogender.tsv", "sentence", "mask"),
+        kind="texts",
+    ),
     "photos": DataSet("ImageNet photos: hidden patches", _photos, kind="photos"),
     "boxes": DataSet("Kangaroos: hidden patches and boxes", _boxes, kind="photos"),
     "grid": DataSet("Grid pointing game: four photos", _grids, kind="photos"),

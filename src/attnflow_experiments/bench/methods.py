@@ -52,6 +52,12 @@ PEER_PACKAGES = {
     "at2": "at2",
 }
 """The folder or environment of each peer, under the one that `make bench-peers` makes."""
+TEXT_METHODS = (
+    *("default", "balanced", "gradient-attention", "gradient-rollout", "alti", "flow", "rollout"),
+    *("raw", "leave-one-out", "ablation-regression:samples=32", "random"),
+)
+TEXT_PEERS = tuple(name for name, package in PEER_PACKAGES.items() if package == "captum")
+"""What can explain models that do not write."""
 NOT_RUN = {
     "DPA": "it has not been run: no package under its name was found",
     "DePass": "it has not been run: no package under its name was found",
@@ -257,8 +263,13 @@ class Peer:
 
 def as_request(case: CompletionCase) -> dict[str, Any]:
     """Return a case as a peer gets it."""
-    sources = [list(each) for each in case.sources.positions]
-    return {"prompt": case.prompt_ids, "completion": case.completion_ids, "sources": sources}
+    return {
+        "prompt": case.prompt_ids,
+        "completion": case.completion_ids,
+        "sources": [list(each) for each in case.sources.positions],
+        "blank": case.ablation.blank,
+        "place": getattr(case.ablation, "place", None),
+    }
 
 
 def check_methods(names: Sequence[str]) -> None:

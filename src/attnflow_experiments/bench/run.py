@@ -82,7 +82,9 @@ class BenchPlan:
             )
         kinds = {DATA_SETS[name].kind for name in self.data_sets}
         if len(kinds) > 1:
-            raise InputError("Prompts and photos have other models and methods: run each alone.")
+            raise InputError(
+                f"{', '.join(sorted(kinds))} have other models and methods: run each alone."
+            )
         if kinds == {"photos"}:
             check_photo_methods(self.methods)
         else:

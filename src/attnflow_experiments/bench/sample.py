@@ -41,6 +41,13 @@ def write_sample(folder: Path) -> Path:
     _write(folder / "sources/poisoned-rag.jsonl", map(_poisoned, questions))
     unanswered = [{**each, "answers": [], "support": []} for each in single]
     _write(folder / "sources/clapnq-unanswerable.jsonl", unanswered)
+    sentences = {
+        text[slice(*span)].strip() for text in texts.values() for span in sentence_spans(text)
+    }
+    lines = sorted(" ".join(sentence.split()) for sentence in sentences if '"' not in sentence)
+    for name, column in (("sst2/dev.tsv", "text"), ("pronouns/winogender.tsv", "sentence")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_text(folder / name, "\n".join([f"id\t{column}", *(f"0\t{x}" for x in lines), ""]))
     words = " ".join(texts.values()).split()
     plain = [word for word in words if word.isascii() and word.strip(".,;:!?").isalpha()]
     parts = [plain[at : at + _WORDS] for at in range(0, len(plain) - _WORDS, _WORDS)]

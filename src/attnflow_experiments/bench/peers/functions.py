@@ -22,6 +22,7 @@ from torch import Tensor, nn
 _STEPS = 32
 _ABLATIONS = 32
 _ROWS = 8  # variants of a prompt that run at once
+_EACH = 3  # axes of logits that each position has
 
 
 class Case:
@@ -32,6 +33,8 @@ class Case:
         self.prompt: list[int] = entry["prompt"]
         self.completion: list[int] = entry["completion"]
         self.sources: list[list[int]] = entry["sources"]
+        self.place: int | None = entry.get("place")
+        self._blank: int | None = entry.get("blank")
 
     @property
     def device(self) -> torch.device:
@@ -58,15 +61,30 @@ class Case:
         return logits[len(self.prompt) - 1 : -1].gather(1, completion[:, None])[:, 0]
 
     def log_prob(self, prompts: Tensor) -> Tensor:
-        """The log-probability of the completion after each of a batch of prompts."""
+        """The log-probability of the completion after each of a batch of prompts.
+
+        Of a model that does not write it is that of a class, read at a place where each has one.
+        """
+        if self.place is not None:
+            logits = self.model(input_ids=prompts).logits
+            logits = logits[:, self.place] if logits.dim() == _EACH else logits
+            return logits.float().log_softmax(-1)[:, self.completion[0]]
         completion = torch.tensor([self.completion], device=prompts.device)
         own = completion.expand(len(prompts), -1)
-        logits = self.model(input_ids=torch.cat([prompts, own], dim=1)).logits
-        predicting = logits[:, prompts.shape[1] - 1 : -1].float().log_softmax(-1)
+        if self.model.config.is_encoder_decoder:
+            start = self.model.generation_config.decoder_start_token_id
+            written = torch.cat([torch.full_like(own[:, :1], start), own[:, :-1]], dim=1)
+            logits = self.model(input_ids=prompts, decoder_input_ids=written).logits
+        else:
+            logits = self.model(input_ids=torch.cat([prompts, own], dim=1)).logits
+            logits = logits[:, prompts.shape[1] - 1 : -1]
+        predicting = logits.float().log_softmax(-1)
         return predicting.gather(2, own[:, :, None]).sum(dim=(1, 2))
 
     def blank(self) -> int:
-        """The unknown token or a space, which takes the place of what is left out."""
+        """The token that was told, or a space or the unknown one, in the place of what is left."""
+        if self._blank is not None:
+            return self._blank
         space = self.tokenizer(" ", add_special_tokens=False)["input_ids"]
         return int(space[0] if len(space) == 1 else self.tokenizer.unk_token_id or 0)
 

@@ -92,7 +92,8 @@ _STAND_INS = {
 def load(peer: str, folder: str, device: str) -> tuple[Any, Any]:
     """Return the model and its tokenizer, in single precision."""
     transformers = importlib.import_module("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    (name,) = transformers.AutoConfig.from_pretrained(folder).architectures
+    model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     _stand_in(*_STAND_INS.get(peer, ()))  # behind transformers, which looks for some of them
     if peer == "attnlrp":
