@@ -134,7 +134,7 @@ $(VENV)/.peers: $(STAMP)
 	$(APART) $(VENV)/peers/lxt lxt==2.1 tabulate
 	$(APART) $(VENV)/peers/gim gim-explain==0.1.4
 	$(APART) $(VENV)/peers/flashtrace flashtrace==0.1.1
-	$(APART) $(VENV)/peers/contextcite context-cite==0.0.4 scikit-learn joblib threadpoolctl
+	$(APART) $(VENV)/peers/contextcite context-cite==0.0.4 scikit-learn joblib threadpoolctl narwhals
 	$(APART) $(VENV)/peers/at2 at2==0.0.1
 	$(APART) $(VENV)/peers/captum captum==0.9.0
 	$(APART) $(VENV)/peers/inseq inseq==0.7.1 captum==0.9.0 typeguard==2.13.3 jaxtyping treescope wadler-lindig

@@ -44,6 +44,7 @@ PEER_PACKAGES = {
     "gim": "gim",
     "gim-all-rules": "gim",
     "flashtrace": "flashtrace",
+    "ifr": "flashtrace",
     "context-cite": "contextcite",
     "captum-integrated-gradients": "captum",
     "captum-shapley": "captum",
@@ -59,9 +60,9 @@ TEXT_METHODS = (
 TEXT_PEERS = tuple(name for name, package in PEER_PACKAGES.items() if package == "captum")
 """What can explain models that do not write."""
 NOT_RUN = {
-    "DPA": "it has not been run: no package under its name was found",
-    "DePass": "it has not been run: no package under its name was found",
-    "IFR": "it has not been run: no package under its name was found; FlashTrace builds on it",
+    "DPA": "its code is no package, and its tracer fails on transformers 5, where the call that it "
+    "takes for attention is another",
+    "DePass": "its code is no package, and is written for transformers 4.44",
 }
 # Packages of the peer's environment go before those of ours, which are there for one module.
 _PROGRAM = (

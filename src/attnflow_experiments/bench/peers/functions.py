@@ -168,14 +168,19 @@ def _torch_layers(model: nn.Module) -> Iterator[None]:
             setattr(parent, name, norm)
 
 
-def flashtrace(case: Case) -> Any:
+def flashtrace(case: Case, method: str = "flashtrace") -> Any:
     """FlashTrace's public call, for the completion as one span, prompt as it is."""
     tracer = importlib.import_module("flashtrace").FlashTrace(
         case.model, case.tokenizer, recompute_attention=True
     )
     span = (0, len(case.completion) - 1)
     text, target = case.prompt_text, case.completion_text
-    return tracer.trace(prompt=text, target=target, output_span=span).scores
+    return tracer.trace(prompt=text, target=target, output_span=span, method=method).scores
+
+
+def information_flow_routes(case: Case) -> Any:
+    """Information flow routes (IFR) of the completion as one span, as FlashTrace has them."""
+    return flashtrace(case, "ifr-span")
 
 
 def context_cite(case: Case) -> Any:
@@ -335,6 +340,7 @@ PEERS: dict[str, Callable[[Case], Any]] = {
     "gim": gim,
     "gim-all-rules": gim_all_rules,
     "flashtrace": flashtrace,
+    "ifr": information_flow_routes,
     "context-cite": context_cite,
     "captum-integrated-gradients": integrated_gradients,
     "captum-shapley": shapley_sampling,

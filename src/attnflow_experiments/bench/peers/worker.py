@@ -81,8 +81,10 @@ def _patch_by_lxt(module: Any) -> None:
     module.ALL_ATTENTION_FUNCTIONS = _Functions(module.ALL_ATTENTION_FUNCTIONS)
 
 
+_OF_FLASHTRACE = ("seaborn", "wordfreq", "spacy", "spacy.language", "spacy.tokens")
 _STAND_INS = {
-    "flashtrace": ("seaborn", "wordfreq", "spacy", "spacy.language", "spacy.tokens"),
+    "flashtrace": _OF_FLASHTRACE,
+    "ifr": _OF_FLASHTRACE,
     "context-cite": ("nltk", "spacy", "spacy.lang", "spacy.lang.en"),
     "at2": ("nltk", "spacy", "spacy.lang", "spacy.lang.en"),
     "attnlrp": ("torchvision", "torchvision.models", "torchvision.models.vision_transformer"),
