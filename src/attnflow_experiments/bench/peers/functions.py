@@ -73,8 +73,8 @@ class Case:
         own = completion.expand(len(prompts), -1)
         if self.model.config.is_encoder_decoder:
             start = self.model.generation_config.decoder_start_token_id
-            written = torch.cat([torch.full_like(own[:, :1], start), own[:, :-1]], dim=1)
-            logits = self.model(input_ids=prompts, decoder_input_ids=written).logits
+            decoder_ids = torch.cat([torch.full_like(own[:, :1], start), own[:, :-1]], dim=1)
+            logits = self.model(input_ids=prompts, decoder_input_ids=decoder_ids).logits
         else:
             logits = self.model(input_ids=torch.cat([prompts, own], dim=1)).logits
             logits = logits[:, prompts.shape[1] - 1 : -1]
