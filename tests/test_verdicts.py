@@ -110,6 +110,17 @@ def test_the_document_that_carries_it_is_found_below_three_larger_shares(
     assert passes <= 4  # it is tried first
 
 
+def test_a_document_that_the_answer_does_not_read_is_not_hidden_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Needed are one document and any other beside it, so that the first round is not enough."""
+    verdict, passes = judge(
+        lambda seen: -0.1 if "a.txt" in seen and len(seen) > 1 else -8, monkeypatch
+    )
+    assert (verdict.kind, verdict.sources) == ("rests", ("a.txt, sentence 1",))
+    assert passes == 4  # nothing, all, the first, all others: neither of the two alone
+
+
 def test_what_several_statements_ask_for_is_read_in_the_same_passes() -> None:
     rounds: list[list[frozenset[int]]] = []
     reading: Any = SimpleNamespace(read=rounds.append)

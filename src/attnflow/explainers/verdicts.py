@@ -87,7 +87,8 @@ def judge_statements(
     and sources are ranked by what these lose and hold when only the question and the answer are
     read again. Then, for good, a first round hides the sentence that is named, all other documents,
     and all of them; only where that does not decide a second one hides each of the strongest
-    documents, and a third what these leave open. A round hides what all statements ask for.
+    documents that the answer reads from, and a third what these leave open. A round hides what all
+    statements ask for.
     """
     reading = _Reading(result, model, completion)
     passages = passages_of(result)
@@ -174,7 +175,7 @@ def _rank(judged: Sequence[_Judged], reading: _Reading, every: frozenset[int]) -
         sets = [*documents, *(every - one for one in documents)]
         rows = reading.ablation.log_probs_beside([sorted(each) for each in sets])
         known = dict(zip(sets, np.minimum(rows, 0.0), strict=True))
-        known[frozenset()] = np.minimum(reading.rows[frozenset()], 0.0)
+        known |= {each: np.minimum(reading.rows[each], 0.0) for each in (frozenset[int](), every)}
         for each in judged:
             each.rank_by(known, every)
     for each in judged:
@@ -201,18 +202,26 @@ class _Judged:
             frozenset(positions_of(result, _strongest_tokens(source, passages)))
             for source in self.sources
         ]
+        self.idle: set[frozenset[int]] = set()
 
     def rank_by(
         self, log_probs: Mapping[frozenset[int], NDArray[np.float64]], every: frozenset[int]
     ) -> None:
-        """Put the source first whose document is lost most, and holds most alone, together."""
-        tokens = [token for word in self.words for token in word.tokens]
+        """Put the source first whose document is lost most, and holds most alone, together.
 
-        def strength(document: frozenset[int]) -> float:
-            losses = log_probs[frozenset()][tokens] - log_probs[document][tokens]
-            return float((losses + log_probs[every - document][tokens]).sum())
-
-        strengths = [strength(document) for document in self.documents]
+        Idle is a document without which no word loses half of what would take it away.
+        """
+        strengths = []
+        for document in self.documents:
+            hidden = (frozenset[int](), document, every - document, every)
+            self.idle.add(document)
+            strengths.append(0.0)
+            for word in self.words:
+                tokens = list(word.tokens)
+                base, without, alone, prior = (float(log_probs[k][tokens].sum()) for k in hidden)
+                strengths[-1] += base - without + alone
+                if takes_away(2 * (base - without), base - prior):
+                    self.idle.discard(document)
         order = sorted(range(len(strengths)), key=strengths.__getitem__, reverse=True)
         self.sources = [self.sources[k] for k in order]
         self.documents = [self.documents[k] for k in order]
@@ -229,12 +238,9 @@ class _Judged:
         verdict = self._decide(reading, every)
         if verdict is not None:
             return verdict
-        yield self.documents
-        needed = [
-            number
-            for number, document in enumerate(self.documents)
-            if any(self._lost(document, reading, every))
-        ]
+        likely = [k for k, place in enumerate(self.documents) if k == 0 or place not in self.idle]
+        yield [self.documents[k] for k in likely]
+        needed = [k for k in likely if any(self._lost(self.documents[k], reading, every))]
         if not needed:
             return (yield from self._judge_several(reading, every))
         hidden = frozenset[int]().union(*(self.documents[k] for k in needed))
