@@ -103,6 +103,7 @@ holding: $(STAMP)
 	$(APART) $(VENV)/quantised torchao bitsandbytes compressed-tensors loguru
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore tests/interrupts.py 1000 bitsandbytes torchao compressed
+	$(BIN)/python -W ignore tests/ranks.py 1000
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py tests/test_holding.py -k "ranks or continuous"
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore benchmarks/held_models.py
 

@@ -33,7 +33,7 @@ TEXT = "the author talked to sara about [MASK] book"
 WORDS = "the key is of"
 
 
-def _traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
+def traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
     """What an interrupted capture left behind, by name."""
     left = []
     if model_state(model) != state:
@@ -44,6 +44,8 @@ def _traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
         left.append("a claim on the model")
     if attention._HANDLERS:
         left.append("a handler of attention")
+    if restore._INTERRUPTS._depth or restore._INTERRUPTS._waiting:
+        left.append("signals that wait")
     if signal.getsignal(signal.SIGINT) is not handler:
         left.append("a handler of signals")
     return left
@@ -77,7 +79,7 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         lambda: InputGradient()((model, tokenizer), [TEXT]),
     ]
     state, handler = model_state(both), signal.getsignal(signal.SIGINT)
-    return _strike(kinds, count, lambda: _traces_left(both, state, handler), seed)
+    return _strike(kinds, count, lambda: traces_left(both, state, handler), seed)
 
 
 class StruckError(Exception):
@@ -183,11 +185,11 @@ def _restores(frame: FrameType | None) -> bool:
 def state_of(model: torch.nn.Module) -> list[Any]:
     """Everything of a model that an explanation could leave changed, each part with its name.
 
-    Hooks, modes, how it is held; weights and buffers to the last bit, with their gradients and
-    where they are.
+    Hooks, modes, how it is held; its config; weights and buffers to the last bit, with their
+    gradients and where they are.
     """
     names = ("forward", "_compiled_call_impl", "_hf_hook", "training", "__class__")
-    parts: list[Any] = []
+    parts: list[Any] = [("config", repr(getattr(model, "config", None)))]
     for path, module in model.named_modules():
         hooks = {k: [*v] for k, v in vars(module).items() if k.endswith("_hooks") and v}
         held = [id(vars(module).get(name, name)) for name in names]
@@ -230,16 +232,17 @@ def strike_way(
         kind()
     ids = holding.tokenizer()(holding.PROMPT, return_tensors="pt")
 
-    def answers() -> tuple[torch.Tensor, Any]:
+    def answer() -> torch.Tensor:
         with torch.no_grad():
-            return model(**ids).logits.clone(), holding.explain(held)
+            logits: torch.Tensor = model(**ids).logits.clone()
+        return logits
 
-    logits, values = answers()
+    logits, values = answer(), holding.explain(held)
     before, traces = state_of(model), model_state(model)
     handler = signal.getsignal(signal.SIGINT)
 
     def check() -> list[str]:
-        left = _traces_left(model, traces, handler)
+        left = traces_left(model, traces, handler)
         if (after := state_of(model)) != before:
             apart = [a[0] for a, b in zip(after, before, strict=False) if a != b]
             left.append(f"how it is held: {apart or 'its parts'}")
@@ -247,16 +250,13 @@ def strike_way(
             left.append("a mode of torch")
         if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
             left.append("a mode of torch's dispatcher")
-        return left
+        return left if torch.equal(answer(), logits) else [*left, "its answer"]
 
     if by == "signals":
         sent, struck, left = _strike(kinds, count, check, seed)
     else:
         sent, struck, left = fail_inside(kinds, count, check)
-    again, explained = answers()
-    if not torch.equal(again, logits):
-        left.append("its answer")
-    if not np.array_equal(explained, values):
+    if not np.array_equal(holding.explain(held), values):
         left.append("its explanation")
     return sent, struck, left
 
@@ -314,7 +314,7 @@ def threaded_captures(count: int, threads: int = 8) -> tuple[int, int, list[str]
             worker.join()
     finally:
         sys.setswitchinterval(interval)
-    return count, len(wrong), [*wrong, *_traces_left(model, state, handler)]
+    return count, len(wrong), [*wrong, *traces_left(model, state, handler)]
 
 
 def _tell(line: str) -> None:

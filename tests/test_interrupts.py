@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import _GeneratorContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 import torch
 
 import attnflow
+from attnflow.errors import ModelError
+from attnflow.hosts import restore
 from attnflow.hosts.balanced import BalancedRules
 from attnflow.hosts.load import load
 from attnflow.hosts.model import adapter_for
@@ -115,6 +119,28 @@ def test_a_signal_at_the_border_of_a_block_leaves_no_mode_of_torch(moment: str) 
     assert torch.is_grad_enabled()
 
 
+def test_a_block_of_torch_that_is_struck_at_its_border_puts_no_mode_back_later() -> None:
+    """Torch takes a mode away for each operation, by a generator that outlives the interrupt."""
+    enter = _GeneratorContextManager.__enter__.__code__
+
+    def strike(frame: Any, event: str, called: Any) -> None:
+        entered = event == "c_return" and called is next and frame.f_code is enter
+        if entered and frame.f_locals["self"].gen.__name__ == "_pop_mode_temporarily":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def run() -> None:
+        with at_rest(torch.nn.Linear(2, 2)), BalancedRules(), torch.enable_grad():
+            sys.setprofile(strike)
+            torch.nn.functional.silu(torch.ones(2, requires_grad=True))
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run()
+    del raised
+    gc.collect()
+    assert torch._C._len_torch_function_stack() == 0
+
+
 def test_a_signal_while_things_are_undone_waits() -> None:
     order: list[str] = []
 
@@ -126,6 +152,64 @@ def test_a_signal_while_things_are_undone_waits() -> None:
     with pytest.raises(KeyboardInterrupt):
         strike()
     assert order == ["first", "second"]
+
+
+def test_no_moment_of_a_block_makes_it_deaf_to_the_next_signal() -> None:
+    """A real signal at each call that a block makes at its borders, one after the other."""
+    module, handler = torch.nn.Linear(2, 2), signal.getsignal(signal.SIGINT)
+    moments, moment = 1, 0
+
+    def watch(frame: Any, event: str, _: object) -> None:
+        nonlocal moments
+        # Python looks for signals where a function begins, and after each call.
+        if event in ("call", "c_return") and frame.f_code.co_filename == restore.__file__:
+            moments += 1
+            if moments == moment:
+                signal.raise_signal(signal.SIGINT)
+
+    def block() -> None:
+        sys.setprofile(watch)
+        try:
+            with at_rest(module):
+                pass
+        finally:
+            sys.setprofile(None)
+
+    def interrupted() -> None:
+        with at_rest(module):
+            signal.raise_signal(signal.SIGINT)
+
+    block()
+    for number in range(1, moments):
+        moment, moments = number, 0
+        with suppress(KeyboardInterrupt):
+            block()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert module.training
+        assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("[gloo/tcp/pair.cc:553] Connection closed by peer"), KeyboardInterrupt()]
+)
+def test_a_model_whose_processes_are_out_of_step_is_refused(error: BaseException) -> None:
+    """It would take what the others still send of the last pass for that of the next."""
+    model = torch.nn.Linear(2, 2)
+    model.weight.device_mesh = "of two processes"  # type: ignore[assignment]
+
+    def run(error: BaseException | None = None) -> None:
+        with at_rest(model):
+            if error is not None:
+                raise error
+
+    with pytest.raises(ValueError, match="raised by all"):
+        run(ValueError("raised by all"))
+    run()
+    with pytest.raises((ModelError, KeyboardInterrupt), match=r"End all of them|^$"):
+        run(error)
+    with pytest.raises(ModelError, match="End all of them"):
+        run()
 
 
 def test_a_handler_that_does_not_raise_changes_nothing() -> None:

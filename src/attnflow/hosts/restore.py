@@ -15,17 +15,19 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import _GeneratorContextManager, contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.overrides import _get_current_function_mode
 
+from attnflow.errors import ModelError
 from attnflow.errors.progress import is_heard, tell
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
@@ -103,15 +105,12 @@ class _Interrupts:
         """From here on these changes are undone before a signal's exception goes its way."""
         if not _in_main_thread():
             return
-        with self:
-            self._changes.append(changes)
-            for number in (getattr(signal, name, None) for name in _SIGNALS):
-                if number is None or number in self._handlers:
-                    continue
-                handler = signal.getsignal(number)
-                if callable(handler):
-                    self._handlers[number] = handler
-                    signal.signal(number, self._handle)
+        self._changes.append(changes)
+        for number in (getattr(signal, name, None) for name in _SIGNALS):
+            handler = None if number is None else signal.getsignal(number)
+            if number is not None and callable(handler) and handler != self._handle:
+                self._handlers[number] = handler
+                signal.signal(number, self._handle)
 
     def undo(self, changes: Changes) -> None:
         """Undo these changes and guard them no more; nothing comes in between."""
@@ -119,8 +118,9 @@ class _Interrupts:
             changes.undo()
             if changes in self._changes:
                 self._changes.remove(changes)
-            if not self._changes and _in_main_thread():
-                self._restore_handlers()
+        # Only now: while signals wait, the program's own handler must not stand in our place.
+        if not self._changes and _in_main_thread():
+            self._restore_handlers()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._depth:
@@ -130,23 +130,26 @@ class _Interrupts:
             self._handlers[number](number, frame)
         except BaseException:
             self._depth += 1  # another signal while this one is dealt with adds nothing
-            while self._changes:
-                self._changes.pop().undo()
+            try:
+                while self._changes:
+                    self._changes.pop().undo()
+                self._waiting.clear()
+            finally:
+                self._depth -= 1
             self._restore_handlers()
-            self._waiting.clear()
-            self._depth -= 1
             raise
 
     def _restore_handlers(self) -> None:
-        while self._handlers:
-            number, handler = self._handlers.popitem()
+        for number, handler in self._handlers.items():  # kept: a signal may come in between
             if signal.getsignal(number) == self._handle:  # else someone changed it meanwhile
                 signal.signal(number, handler)
 
 
 _INTERRUPTS = _Interrupts()
+_BORDERS = [getattr(_GeneratorContextManager, f"__{way}__").__code__ for way in ("enter", "exit")]
 _LOCK = threading.RLock()
 _OWNERS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_OUT_OF_STEP: WeakSet[nn.Module] = WeakSet()
 
 
 def _in_main_thread() -> bool:
@@ -162,8 +165,9 @@ def undone() -> Iterator[Changes]:
     try:
         _INTERRUPTS.guard(changes)
         yield changes
-    except GeneratorExit:  # an interrupt came before the end of the block, which is closed late
-        in_turn = False
+    except BaseException as error:
+        in_turn = not isinstance(error, GeneratorExit)  # else the block is closed late
+        _close_blocks(error)
         raise
     finally:
         _INTERRUPTS.undo(changes)
@@ -171,6 +175,17 @@ def undone() -> Iterator[Changes]:
             while torch._C._len_torch_function_stack() > modes:
                 _get_current_function_mode().__exit__(None, None, None)
             torch.set_grad_enabled(gradients)
+
+
+def _close_blocks(error: BaseException) -> None:
+    """Close every block that an interrupt came to at its border.
+
+    Else it is closed when nobody holds the traceback any more, and puts back then what it had taken
+    away, such as the mode that torch takes away for each operation.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in _BORDERS:
+            frame.f_locals["self"].gen.close()
 
 
 @contextmanager
@@ -210,7 +225,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     A caller's inference mode is left meanwhile: nothing made in it can have gradients. Modules that
     were compiled run as they were written, since a compiled pass goes past whatever watches it.
     """
-    with exclusive(model) as changes, _out_of_inference_mode():
+    with exclusive(model) as changes, _in_step(model), _out_of_inference_mode():
         for hook in list(model._forward_pre_hooks.values()):
             if getattr(hook, "__name__", "") == "ct_decompress_hook":
                 with _INTERRUPTS:  # compressed-tensors unpacks all layers, for good, in any pass
@@ -232,6 +247,35 @@ def at_rest(model: nn.Module) -> Iterator[None]:
         if is_heard():
             _tell_layers(model, changes)
         yield
+
+
+@contextmanager
+def _in_step(model: nn.Module) -> Iterator[None]:
+    """Refuse a sharded model whose processes have come out of step, and say so when they do.
+
+    One of them was interrupted or has ended in a pass, and what the others wait for it never sends;
+    it would take their messages of that pass for those of its next.
+    """
+    if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        yield
+        return
+    message = (
+        "A pass of this model over several processes was interrupted, or one of them ended, so the "
+        "others wait for what never comes. End all of them and start again, as torchrun does."
+    )
+    if model in _OUT_OF_STEP:
+        raise ModelError(message)
+    try:
+        yield
+    except BaseException as error:
+        peer_failed = isinstance(error, distributed.DistError) or "gloo/" in str(error)
+        if peer_failed or not isinstance(error, Exception):
+            _OUT_OF_STEP.add(model)
+        with suppress(AttributeError, RuntimeError):  # FSDP2 alone has gathered layers to give back
+            model.reset_iter_state()  # type: ignore[operator]
+        if peer_failed:
+            raise ModelError(message) from error
+        raise
 
 
 def _tell_layers(model: nn.Module, changes: Changes) -> None:
