@@ -326,6 +326,9 @@ def test_a_map_on_a_tile_has_its_share() -> None:
     values = np.zeros((4, 4))
     values[2:, :2], values[0, 0], values[3, 3] = 1.0, 1.0, -9.0
     assert [images._share(values, tile) for tile in range(4)] == [0.2, 0.0, 0.8, 0.0]
+    quarters = [images._quarter(each) for each in (values, np.exp(3 * values))]
+    assert quarters[0].tolist() == quarters[1].tolist()  # no scale changes it
+    assert [images._share(quarters[0], tile) for tile in range(4)] == [0.25, 0.0, 0.75, 0.0]
 
 
 def test_class_activation_maps_are_those_of_plain_loops() -> None:

@@ -3,7 +3,8 @@
 "photos" are ImageNet photos that the model names rightly: deletion and insertion. "boxes" are
 photos with boxes around the animal: pointing, too. "grid" has mosaics of four photos that the model
 names rightly: the share of the map of each one's class that lies on its tile, as in the grid
-pointing game.
+pointing game. That share rewards a sharp map (Grad-CAM squared gains .11), so the share of the
+strongest quarter of patches that lies there, which only the order decides, stands beside it.
 """
 
 from __future__ import annotations
@@ -113,8 +114,11 @@ class PhotoJudge:
             maps = [_map(model, picture, method, answer, grid, seed) for answer in answers]
         cost = asdict(Cost(meter.passes, meter.seconds, meter.memory))
         if len(item.photos) > 1:
-            shares = [_share(values, tile) for tile, values in enumerate(maps)]
-            return {"values": {"grid": float(np.mean(shares))}, **cost}
+            values = {
+                "grid": float(np.mean([_share(each, tile) for tile, each in enumerate(maps)])),
+                "quarter": float(np.mean([_share(_quarter(e), k) for k, e in enumerate(maps)])),
+            }
+            return {"values": values, **cost}
         ablation = PatchAblation(model, prepared.inputs, grid)
         curves = ablation.curves(maps[0])
         values = {
@@ -214,6 +218,14 @@ def _share(values: Floats, tile: int) -> float:
     total = float(positive.sum())
     inside = float(positive[top : top + rows, left : left + columns].sum())
     return inside / total if total > 0 else 0.25
+
+
+def _quarter(values: Floats) -> Floats:
+    """Return a map of ones where the strongest quarter of the patches is."""
+    strongest = np.argsort(-values.ravel(), kind="stable")[: values.size // 4]
+    ones = np.zeros(values.size)
+    ones[strongest] = 1.0
+    return ones.reshape(values.shape)
 
 
 def _points_into(values: Floats, picture: Image.Image, boxes: Sequence[Sequence[float]]) -> bool:

@@ -32,6 +32,7 @@ _HEADINGS: Mapping[str, str] = {
     "insertion": "insertion",
     "pointing": "pointing",
     "grid": "grid pointing",
+    "quarter": "strongest quarter",
 }
 _LEFT_OUT = (
     "Metrics that reward larger scores are left out, because a method's scale is no merit: the sum "
