@@ -18,7 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+import attnflow
 from attnflow_connect.server.models import embedded_models
+from attnflow_experiments.verb_number.data import template_examples
 from browser import Page, installed_browser, running_browser
 from serving import Client, serving
 
@@ -81,6 +83,20 @@ def shoot(tab: Page, server: Client, output: Path, only: str, axe: str) -> None:
             print(f"{name}: {finding}")
 
 
+def shoot_summary(tab: Page, folder: Path, output: Path) -> None:
+    """The summary of a corpus: sentences that the experiment on verbs makes, read by its model."""
+    data = folder / "prefixes.txt"
+    texts = [" ".join(example.words) for example in template_examples(1000)]
+    data.write_text("\n".join(texts), encoding="utf-8")
+    settings = attnflow.corpus.Settings(methods=["rollout", "raw"], level="word")
+    corpus = attnflow.corpus.run("verb-number", data, folder / "prefixes", settings=settings)
+    page = folder / "summary.html"
+    page.write_text(attnflow.corpus.summarize(corpus).to_html(), encoding="utf-8")
+    tab.size(1100, 1740, dark=False)
+    tab.go(page.as_uri())
+    tab.screenshot(output / "corpus-summary.png")
+
+
 def main() -> None:
     """Make the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -102,6 +118,8 @@ def main() -> None:
         tab = browser.new_page()
         tab.call("Page.setBypassCSP", enabled=bool(axe))
         shoot(tab, server, arguments.output, arguments.only, axe)
+        if arguments.only in "corpus-summary":
+            shoot_summary(tab, Path(profile), arguments.output)
         print("\n".join(tab.errors) or f"wrote the pictures to {arguments.output}")
 
 
