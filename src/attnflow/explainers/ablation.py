@@ -399,7 +399,7 @@ class CompletionAblation:
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=places,
-                past_key_values=self._prefix(start, 1),
+                past_key_values=cache_of(self._unchanged, start),
                 use_cache=True,
                 **({"logits_to_keep": needed} if keeps else {}),
             ).logits[0]
@@ -413,12 +413,8 @@ class CompletionAblation:
         if "logits_to_keep" in self._accepts:
             options["logits_to_keep"] = len(self.completion_ids)
         if start:
-            options["past_key_values"] = self._prefix(start, len(ids))
+            options["past_key_values"] = cache_of(self._unchanged, start, len(ids))
         return self.model(input_ids=ids[:, start:], attention_mask=mask, **options).logits
-
-    def _prefix(self, length: int, batch: int) -> DynamicCache:
-        """Return the first keys and values of the unchanged text, once for each row of a batch."""
-        return cache_of(self._unchanged, length, batch)
 
     @cached_property
     def _unchanged(self) -> Keys:
