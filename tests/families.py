@@ -321,10 +321,10 @@ OTHER_HOSTS = [
 MORE_WAYS = [
     ('`tp_plan="auto"`, tensor parallel', "yes", "every rank sees all heads (`make holding`)"),
     ("`fully_shard` (FSDP2)", "yes", "on every rank (`make holding`)"),
-    ("`generate_batch`, continuous batching", "yes", "its text is passed as `completion=`"),
+    ("`generate_batch`, continuous batching", "yes", "pass `completion=` (`make holding`)"),
     ("PEFT: prefix and prompt tuning", "refused", "learned vectors are no tokens of the text"),
     ("`FullyShardedDataParallel` (FSDP1)", "refused, by its name", "use `fully_shard`"),
-    ("a learned sink with `tp_plan`", "refused, not tested", "load it without `tp_plan`"),
+    ("a learned sink with `tp_plan`", "refused, only read", "load it without `tp_plan`"),
 ]
 
 

@@ -153,6 +153,21 @@ def pipeline() -> Any:
     return transformers.pipeline("text-generation", model=plain(), tokenizer=tokenizer())
 
 
+def batched(model: Any, prompts: list[Any], count: int = 3) -> list[Any]:
+    """What continuous batching writes after each prompt."""
+    options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    settings = transformers.GenerationConfig(**options, eos_token_id=-1)
+    outputs = model.generate_batch(prompts, generation_config=settings, progress_bar=False)
+    return [outputs[f"req_{number}"].generated_tokens for number in range(len(prompts))]
+
+
+def after_batches() -> Any:
+    """A model that has written by continuous batching."""
+    model = plain()
+    batched(model, [tokenizer()(PROMPT)["input_ids"]])
+    return model
+
+
 # --- split and offloaded --------------------------------------------------------------------------
 
 

@@ -263,7 +263,8 @@ def strike_way(
 
 def ways_to_interrupt() -> list[holding.Way]:
     """Those whose packages are installed, and that hold a model which is loaded."""
-    ways = [*holding.WAYS, *holding.QUANTISED]
+    batches = holding.Way("`generate_batch`, continuous batching", holding.after_batches)
+    ways = [*holding.WAYS, *holding.QUANTISED, batches]
     return [w for w in ways if w.hold is not holding.adapter_folder and find_spec(w.needs)]
 
 

@@ -346,10 +346,7 @@ def test_shards_of_the_old_kind_are_refused() -> None:
 @pytest.mark.skipif(os.environ.get("ATTNFLOW_SLOW") != "1", reason="twenty seconds")
 def test_what_continuous_batching_wrote_is_explained_afterwards() -> None:
     model, ids = holding.plain(), holding.tokenizer()(holding.PROMPT)["input_ids"]
-    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    settings = transformers.GenerationConfig(**options, eos_token_id=-1)
-    outputs = model.generate_batch([ids, ids[:6]], generation_config=settings, progress_bar=False)
-    written = outputs["req_0"].generated_tokens
+    written, _ = holding.batched(model, [ids, ids[:6]])
     assert model.config._attn_implementation == "sdpa"
     loaded = (model, holding.tokenizer())
     values = attnflow.generate(loaded, holding.PROMPT, completion=written).values

@@ -269,7 +269,7 @@ def _in_step(model: nn.Module) -> Iterator[None]:
         yield
     except BaseException as error:
         peer_failed = isinstance(error, distributed.DistError) or "gloo/" in str(error)
-        if peer_failed or not isinstance(error, Exception):
+        if peer_failed or not isinstance(error, (Exception, GeneratorExit)):
             _OUT_OF_STEP.add(model)
         with suppress(AttributeError, RuntimeError):  # FSDP2 alone has gathered layers to give back
             model.reset_iter_state()  # type: ignore[operator]
