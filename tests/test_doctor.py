@@ -26,6 +26,7 @@ DECLARED = [
     *("torch>=2.4; extra == 'demo'", "gguf>=0.10; extra == 'demo'"),
     *("matplotlib>=3.8; extra == 'plots'", "pandas>=2.1; extra == 'pandas'"),
     *("ray[data]>=2.40; extra == 'ray'", "torch>=2.4; extra == 'all'"),
+    *("ragas>=0.3; extra == 'ragas'", "langchain-community<0.4.2,>=0.4; extra == 'ragas'"),
 ]
 
 
@@ -42,6 +43,10 @@ def test_every_extra_is_told() -> None:
     assert lines == PROJECT["dependencies"]
     assert extras["ray"] == [Requirement("ray[data]", "2.40")]
     assert [need.name for need in extras["demo"]] == ["torch", "gguf"]
+    assert [need.line for need in extras["ragas"]] == [
+        '"ragas>=0.3"',
+        '"langchain-community>=0.4,<0.4.2"',
+    ]
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, states: dict[str, PackageState]) -> None:

@@ -62,10 +62,11 @@ _MARKS = {"ok": "[green]ok[/green]     ", "missing": "[dim]missing[/dim]"}
 
 
 class Requirement(NamedTuple):
-    """A package, as pip names it with its extras, and the oldest version that works."""
+    """A package, as pip names it with its extras, the oldest version that works, the first not."""
 
     package: str
     floor: str = ""
+    ceiling: str = ""
 
     @property
     def name(self) -> str:
@@ -75,7 +76,9 @@ class Requirement(NamedTuple):
     @property
     def line(self) -> str:
         """The words that pip takes."""
-        return f'"{self.package}>={self.floor}"' if self.floor else f"--no-deps {self.package}"
+        below = f",<{self.ceiling}" if self.ceiling else ""
+        wish = f'"{self.package}>={self.floor}{below}"'
+        return wish if self.floor else f"--no-deps {self.package}"
 
 
 @dataclass(frozen=True)
@@ -117,11 +120,11 @@ def read_extras() -> dict[str, list[Requirement]]:
     """Return the packages of each extra of the installed distribution, and its own under ""."""
     extras: dict[str, list[Requirement]] = {name: [] for name in ENABLES if name != _SMOLLM2}
     for line in metadata.requires("attnflow") or ():
-        words = re.match(r"([\w.\[\],-]+?)\s*>=\s*([\d.]+)", line)
+        words = re.match(r"([\w.\[\],-]+?)\s*(?:<([\d.]+),)?>=\s*([\d.]+)", line)
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
         name = "" if extra is None else extra.group(1)
         if words is not None and name in extras:
-            extras[name].append(Requirement(*words.groups()))
+            extras[name].append(Requirement(words[1], floor=words[3], ceiling=words[2] or ""))
     return extras
 
 
