@@ -26,7 +26,8 @@ from attnflow.evaluation.metrics import (
 from attnflow.evaluation.subjects.examples import read_prompts
 from attnflow.evaluation.subjects.prompts import LEAVE_ONE_DOCUMENT_OUT
 from attnflow.evaluation.subjects.rankings import is_answered, named_rankings
-from attnflow.explainers.ablation import CompletionAblation, blank_token
+from attnflow.explainers.ablation import CompletionAblation
+from attnflow.explainers.blanks import blank_token
 from attnflow.explainers.leave_out import lasso, random_ablations
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, strongest

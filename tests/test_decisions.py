@@ -104,7 +104,7 @@ ROOMS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
     ),
     "ablation": (
         lambda node: calls(node, "Intervention"),
-        r"explainers/ablation\.py|hosts/.*|testing\.py",
+        r"explainers/blanks\.py|hosts/.*|testing\.py",
     ),
 }
 

@@ -20,7 +20,7 @@ from attnflow.evaluation import metrics
 from attnflow.evaluation.metrics import Floats, Positions
 from attnflow.evaluation.passes import Choices, Passes, Task, Text
 from attnflow.evaluation.records import RANDOM
-from attnflow.explainers.ablation import BlankToken, blank_positions, check_blank
+from attnflow.explainers.blanks import BlankToken, blank_positions, check_blank
 from attnflow.hosts.load import ModelLike
 
 __all__ = ["RANDOM", "Curves", "Faithfulness"]

@@ -23,7 +23,7 @@ from attnflow.errors import InputError, MethodError, ModelError, optional_import
 from attnflow.errors.arguments import check_count, check_fields, checked_arguments
 from attnflow.errors.progress import tell
 from attnflow.evaluation.passes import Choices, Passes, Score, Task, Text
-from attnflow.explainers.ablation import BlankToken, blank_positions, check_blank, silence_values
+from attnflow.explainers.blanks import BlankToken, blank_positions, check_blank, silence_values
 from attnflow.hosts.adapter import EmbeddingSite, TokenIds
 from attnflow.hosts.load import ModelLike
 from attnflow.hosts.restore import at_rest, undone

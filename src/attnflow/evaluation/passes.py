@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from attnflow.errors import MethodError, ModelError, TokensError, UnsupportedModelError, shorten
 from attnflow.errors.arguments import check_count
 from attnflow.errors.progress import tell
-from attnflow.explainers.ablation import Row
+from attnflow.explainers.blanks import Row
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model

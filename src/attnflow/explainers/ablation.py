@@ -1,20 +1,18 @@
-"""A model run again without parts of its input: how they are taken away, and what is lost.
+"""A language model run again without parts of its prompt: how they are taken away, what is lost.
 
-Three ways take tokens from a language model's prompt. "hide" makes their keys invisible to every
-query in every layer, through the model's own attention mask, and keeps the position of every other
-token. "replace" puts a blank token in their place. "delete" leaves them out, so that positions
-close up. From the text of any other model tokens are deleted, or take the blank that is named; or
-they stay, and their values are silent.
+There are three ways. "hide" makes the keys of tokens invisible to every query in every layer,
+through the model's own attention mask, and keeps the position of every other token. "replace" puts
+a blank token in their place. "delete" leaves them out, so that positions close up.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,22 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from attnflow.errors import InputError, MethodError, ModelError, TokensError, shorten
+from attnflow.errors import InputError, ModelError, TokensError, shorten
 from attnflow.errors.arguments import check_count, check_fields
 from attnflow.errors.progress import tell
-from attnflow.hosts.adapter import TokenIds, device_of
+from attnflow.explainers.blanks import blank_token
+from attnflow.hosts.adapter import device_of
 from attnflow.hosts.factored import Keys
 from attnflow.hosts.inputs import check_vocabulary
 from attnflow.hosts.model import Model, adapter_for
-from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import cache_of, cached_keys
 from attnflow.methods.reruns import By
 
 Floats = NDArray[np.float64]
-BlankToken = Literal["unk", "mask", "pad", "delete"]
-Row = Mapping[str, NDArray[np.int64]]
-"""One text as a model takes it: an array over its positions for each of the model's inputs."""
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
@@ -50,41 +45,6 @@ _ROUNDINGS = 8  # the same in steps of a coarser type
 def log_odds(log_prob: Floats) -> Floats:
     """Return log p − log(1 − p), from log p."""
     return np.asarray(log_prob - np.log(-np.expm1(np.minimum(log_prob, -1e-12))))
-
-
-def blank_token(tokenizer: Any) -> int:
-    """Return the unknown token, a space, or padding; what begins or ends a text is no blank."""
-    frame = {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    space = tokenizer(" ", add_special_tokens=False)["input_ids"]
-    choices = [tokenizer.unk_token_id, *(space if len(space) == 1 else []), tokenizer.pad_token_id]
-    usable = [token for token in choices if token is not None and token not in frame]
-    if not usable:
-        raise TokensError(
-            "This tokenizer has no unknown token, no space and no padding token to blank with; "
-            "name a token: blank=..., or take by='hide' or by='delete'."
-        )
-    return int(usable[0])
-
-
-def check_blank(ids: TokenIds, by: BlankToken) -> None:
-    """Raise an error where the tokenizer has no token that blanks others."""
-    if by != "delete" and by not in ids.blanks:
-        there = ", ".join(repr(name) for name in (*ids.blanks, "delete"))
-        raise MethodError(f"by={by!r}: this tokenizer has no such token. There are {there}.")
-
-
-def blank_positions(row: Row, positions: Sequence[int], ids: TokenIds, by: BlankToken) -> Row:
-    """Return the row with these positions blanked, or without them."""
-    if by == "delete":
-        return {name: np.delete(values, positions) for name, values in row.items()}
-    changed = row["input_ids"].copy()
-    changed[list(positions)] = ids.blanks[by]
-    return {**row, "input_ids": changed}
-
-
-def silence_values(positions: Sequence[int]) -> Intervention:
-    """Return the change by which one position of each row is attended to and says nothing."""
-    return Intervention(zero_values=[[position] for position in positions])
 
 
 def ablate(

@@ -138,6 +138,7 @@ def _up_to_end(model: Model, ids: list[int], ends: set[int]) -> list[int]:
         raise InputError(
             f"The model ended at once: the first token it generated is its end token "
             f"({tokens_of(model.tokenizer, ids[:1])[0]!r}), so there is nothing to explain. Try "
-            "another prompt, messages for a model trained on chats, or min_new_tokens=1."
+            "another prompt; for a model trained on chats --chat, in Python messages; or, there, "
+            "min_new_tokens=1."
         )
     return ids[:stop]

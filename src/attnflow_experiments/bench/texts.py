@@ -16,7 +16,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
 from attnflow.evaluation.passes import Passes, Task
 from attnflow.evaluation.subjects.rankings import CompletionCase
-from attnflow.explainers.ablation import BlankToken, blank_positions
+from attnflow.explainers.blanks import BlankToken, blank_positions
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
 from attnflow.hosts.capture import capture

@@ -26,7 +26,7 @@ from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.evaluation.subjects.examples import LabelledText
-from attnflow.explainers.ablation import BlankToken
+from attnflow.explainers.blanks import BlankToken
 from attnflow.hosts.capture import capture
 from attnflow.hosts.model import adapter_for
 from attnflow.hosts.restore import at_rest, undone

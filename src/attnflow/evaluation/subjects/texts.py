@@ -24,7 +24,7 @@ from attnflow.evaluation.records import RANDOM, Record
 from attnflow.evaluation.subjects import base
 from attnflow.evaluation.subjects.base import RANDOM_ORDERS, Metric, MetricGroup
 from attnflow.evaluation.subjects.examples import LabelledText, read_texts
-from attnflow.explainers.ablation import BlankToken
+from attnflow.explainers.blanks import BlankToken
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.methods import Flow, Requirements, trace_methods
 
