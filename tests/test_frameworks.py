@@ -13,6 +13,7 @@ import attnflow
 from attnflow.attribution import passages
 from attnflow.errors import InputError
 from attnflow.explainers import answers
+from attnflow.explainers.defaults import default_method
 from attnflow.hosts.model import Model
 from attnflow.show.page import embedded_json
 from browser import installed_browser, running_browser
@@ -113,7 +114,7 @@ def test_langchain_chat_model_plain_and_streamed(model: Model) -> None:
     chat = ChatAttnflow(model=model, max_tokens=6)
     turns = [messages.SystemMessage("Be brief."), messages.HumanMessage(QUESTION)]
     plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
-    own = attnflow.ask(model, plain, TEXTS, max_new_tokens=6)
+    own = attnflow.ask(model, plain, TEXTS, default_method(model, cited=True), max_new_tokens=6)
     documents = langchain_documents()
     whole = chat.invoke(turns, documents=documents)
     check_annotations(whole.content_blocks[0], own)
