@@ -191,7 +191,7 @@ def main() -> None:
     """Train, then write development scenes and others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/scenes"))
-    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     photographs = read_photographs()
