@@ -46,8 +46,8 @@ def serve(
     machine. Clients of OpenAI (/v1), Anthropic and Cohere (/v2) are answered with citations; with
     --upstream another server answers and this one cites.
 
-    The default method is the one of each command: balanced for answers, which is nearest to
-    leaving sentences out.
+    The default method of the page is the one of each command: balanced for answers, which is
+    nearest to leaving sentences out. Citations for clients are gradient attention, checked.
 
     Examples:
       attnflow serve

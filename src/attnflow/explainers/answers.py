@@ -280,8 +280,7 @@ def read_answer(
 
     check: add a verdict for each. The result says how likely each token is to the model.
     """
-    default = default_method(model)
-    applied = default if method is None else make_method(method)
+    applied = default_method(model) if method is None else make_method(method)
     targets = None
     if explains_statements(applied):  # once for each statement, not for each token
         targets = statement_slices(answer.statements) or None

@@ -23,8 +23,8 @@ DEFAULTS: dict[str, Method] = {
     "answer of a causal language model": BalancedGradient(),
     "tokens of a causal language model": GradientAttention(balanced=True),
     # Where only what a check confirms is handed on: after the check it names the right document as
-    # often as balanced gradients do (1.00 of 42 ordinary, .96 of 26 of one article), at a fifth of
-    # their time. Its own shares follow position.
+    # often as balanced gradients do (1.00 of 42 ordinary, .96 of 26 of one article), in a quarter
+    # of their time. Its own shares follow position.
     "citations of a causal language model": GradientAttention(balanced=True),
     # Blanking words of three classifiers and a tagger: LDS .82, .69, .68 and .86, where alti has
     # .53, .42, .40 and .83, rollout .37, .10, .16 and .26 (docs/evidence.md).

@@ -118,8 +118,7 @@ class AnswerReading:
 
     def _method(self, name: str) -> Method:
         method = method_name(name)
-        default = default_method(self.model)
-        return default if method == DEFAULT else make_method(method)
+        return default_method(self.model) if method == DEFAULT else make_method(method)
 
     def _ranked(self, name: str) -> tuple[RankedSource, ...]:
         method = self._method(name)
