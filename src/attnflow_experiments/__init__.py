@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Experiment(NamedTuple):
-    """What an experiment asks, how long it takes on one slow core, and two ways to run it."""
+    """The question of an experiment, how long it takes on one slow core, and two ways to run it."""
 
     question: str
     time: str

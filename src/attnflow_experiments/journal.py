@@ -1,4 +1,4 @@
-"""What is done of an experiment, a line of JSON for each case, so that a run goes on."""
+"""The journal of an experiment, a line of JSON for each case, so that a run goes on."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _PAIRS: Final = (("rollout", "raw"), ("flow", "raw"), ("flow", "rollout"))
 
 
 def agreement_of(examples: Sequence[T], of: Callable[[T, str], Sequence[float]]) -> Agreement:
-    """What `of(example, method)` says at every layer, for each method."""
+    """Return what `of(example, method)` says at every layer, for each method."""
     return {method: np.array([of(one, method) for one in examples]) for method in METHODS}
 
 

@@ -1,4 +1,4 @@
-"""What every experiment looks at: importance and attention of many texts, in few passes."""
+"""Observations of every experiment: importance and attention of many texts, in few passes."""
 
 from __future__ import annotations
 

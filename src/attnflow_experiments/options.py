@@ -1,4 +1,4 @@
-"""What the commands of the experiments share: options, a model on a device, a run that is kept."""
+"""Parts of all commands of the experiments: options, a model on a device, a run that is kept."""
 
 from __future__ import annotations
 

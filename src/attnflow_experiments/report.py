@@ -1,4 +1,4 @@
-"""What the experiments share: a protocol, a sample by seed, and the report with its files."""
+"""The parts that experiments share: a protocol, a sample by seed, and the report with its files."""
 
 from __future__ import annotations
 

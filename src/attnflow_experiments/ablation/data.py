@@ -1,4 +1,4 @@
-"""What the ablation experiment runs on: stated facts, running text, questions among documents.
+"""The data of the ablation experiment: stated facts, running text, questions among documents.
 
 Each kind has two parts that share no item. Options are chosen on "development" and reported once on
 "held-out". Facts are divided by their wording, everything else by a hash of its name, so that an

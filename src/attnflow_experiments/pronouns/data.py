@@ -66,12 +66,12 @@ class PronounSentence:
 
     @property
     def before(self) -> str:
-        """What stands before the pronoun; all of it where no place is marked."""
+        """The text before the pronoun; all of it where no place is marked."""
         return self.text.partition(PLACE)[0].rstrip()
 
     @property
     def has_place(self) -> bool:
-        """Whether the place of the pronoun is marked."""
+        """True where the place of the pronoun is marked."""
         return PLACE in self.text
 
     @property

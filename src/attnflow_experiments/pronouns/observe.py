@@ -1,4 +1,4 @@
-"""What a language model makes of a sentence with a pronoun to fill in, measured once.
+"""Readings of a language model: sentences with a pronoun to fill in, measured once.
 
 A masked model sees the whole sentence and its row is that of the mask; a causal one sees what
 stands before the pronoun and its row is that of the last position, which predicts it.
@@ -119,12 +119,12 @@ class PronounReader:
 
     @property
     def masked(self) -> bool:
-        """Whether the model fills a mask, and so sees what stands after it."""
+        """True where the model fills a mask, and so sees what stands after it."""
         return type(self.model).__name__.endswith("ForMaskedLM")
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """What is compared; a neutral prompt is made for causal models."""
+        """The methods that are compared; a neutral prompt is made for causal models."""
         methods = {**METHODS, "flow": Flow(normalized=self.protocol == "paper")}
         if not self.masked and self.protocol == "sound":
             methods[LESS_NEUTRAL] = LESS_NEUTRAL_METHOD

@@ -198,7 +198,7 @@ def findings_of(
     questions: Sequence[Question],
     methods: Sequence[str],
 ) -> tuple[str, ...]:
-    """What the tables say, in sentences."""
+    """Return what the tables say, in sentences."""
     return (
         *_unseen(readings),
         *_summary_of(readings, frames),

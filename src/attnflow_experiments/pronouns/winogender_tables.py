@@ -39,7 +39,7 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        """What the model sees of it."""
+        """The part of it that the model sees."""
         return self.plain.sentence.before
 
     def lean(self, method: str) -> Floats:
@@ -102,7 +102,7 @@ def read_schemas(reader: PronounReader, schemas: Sequence[Schema]) -> Winogender
 
 
 def _cut(schema: Schema, masked: bool) -> Schema:
-    """What a causal model does not see is cut off, so that equal prompts are read once."""
+    """Cut off what a causal model does not see, so that equal prompts are read once."""
     if masked:
         return schema
     text = schema.sentence.before
@@ -150,7 +150,7 @@ def _as_frames(items: Sequence[Item]) -> list[Frame]:
 
 
 def _questions(winogender: Winogender) -> list[Question]:
-    """What fixed choices can be held against; none where no sentence names both people."""
+    """Return what fixed choices can be held against; none where no sentence names both people."""
     frames = [item.frame for item in winogender.framed if item.frame is not None]
     if not frames:
         return []
@@ -264,7 +264,7 @@ def protocol(winogender: Winogender) -> tuple[str, ...]:
 
 
 def findings(winogender: Winogender) -> tuple[str, ...]:
-    """What the tables say, in sentences."""
+    """Return what the tables say, in sentences."""
     sentences = []
     if winogender.framed:
         consistent = sum(_names_one(item) for item in winogender.framed)

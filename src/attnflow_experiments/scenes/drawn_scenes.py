@@ -168,7 +168,7 @@ def questions_about(objects: Sequence[SceneObject]) -> Iterator[Question]:
 
 
 def _is_on(side: str, one: SceneObject, other: SceneObject) -> bool:
-    """Whether one object's middle is on this side of another's."""
+    """Return whether one object's middle is on this side of another's."""
     axis = 0 if side in SIDES[:2] else 1
     if side in ("left of", "above"):
         return one.centre[axis] < other.centre[axis]
@@ -176,7 +176,7 @@ def _is_on(side: str, one: SceneObject, other: SceneObject) -> bool:
 
 
 def _is_clear_of(side: str, one: SceneObject, other: SceneObject) -> bool:
-    """Whether the whole of one object is on this side of another: nobody would doubt it."""
+    """Return whether the whole of one object is on this side of another: nobody would doubt it."""
     axis = 0 if side in SIDES[:2] else 1
     if side in ("left of", "above"):
         return one.box[axis + 2] <= other.box[axis]

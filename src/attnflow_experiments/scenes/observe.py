@@ -41,7 +41,7 @@ class SceneQuestion:
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
-        """What the processor makes of image and question."""
+        """The inputs that the processor makes of image and question."""
         image = np.asarray(self.scene.image())
         return image_prompt(self.model, self.question.text, [image], self.processor)
 
@@ -86,7 +86,7 @@ class SceneQuestion:
 def observe(
     case: SceneQuestion, methods: Mapping[str, Method], random: np.random.Generator
 ) -> dict[str, dict[str, float]] | None:
-    """What every method and baseline scores on one question; None where the answer is wrong."""
+    """Score every method and baseline on one question; None where the answer is wrong."""
     trace = capture(
         (case.model, case.processor.tokenizer),
         case.inputs,
@@ -134,7 +134,7 @@ def _baselines(
 
 
 def _mass(scores: Floats, image: ImagePatches, box: tuple[int, int, int, int]) -> float:
-    """What falls on a box, each patch's value spread evenly over its pixels."""
+    """Return what falls on a box, each patch's value spread evenly over its pixels."""
     grid = image.grid
     down, across = SIZE / grid.rows, SIZE / grid.columns
     left, top, right, bottom = box
@@ -150,7 +150,7 @@ def _overlap(count: int, side: float, start: int, end: int) -> Floats:
 
 
 def _points_at(scores: Floats, image: ImagePatches, case: SceneQuestion) -> bool:
-    """Whether the true object's box gets more mass per area than every other object's."""
+    """Return whether the true object's box gets more mass per area than every other object's."""
     density = [
         _mass(scores, image, item.box) / ((item.box[2] - item.box[0]) * (item.box[3] - item.box[1]))
         for item in case.scene.objects

@@ -85,7 +85,7 @@ def _second_inputs(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Ten
 
 
 def _stream(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """What the first block reads in a plain pass."""
+    """Return what the first block reads in a plain pass."""
     adapter = adapter_for(model)
     streams: list[Tensor] = []
 
@@ -151,7 +151,7 @@ class DoubleEmbedded:
 
 
 def blank_for(model: nn.Module, tokenizer: Any) -> BlankToken:
-    """What stands for a hidden word: the mask where there is one; else the gap is closed."""
+    """Return what stands for a hidden word: the mask where there is one; else the gap is closed."""
     return "mask" if "mask" in adapter_for(model).token_ids(model, tokenizer).blanks else "delete"
 
 
@@ -285,7 +285,7 @@ def check_labels(examples: Sequence[LabelledText], names: Sequence[str]) -> None
 
 
 def is_right(example: LabelledText, answer: str | None, names: Sequence[str]) -> bool | None:
-    """Whether the model's answer is the text's label; None where either is not known."""
+    """Return whether the model's answer is the text's label; None where either is not known."""
     if example.label is None or answer is None:
         return None
     number = class_of(example.label, names)

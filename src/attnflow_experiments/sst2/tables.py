@@ -68,7 +68,7 @@ _AS_PAPER: Final = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a protocol gives to the report."""
+    """The part of a protocol in the report."""
 
     accuracy: str
     protocol: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What each sentence shows, measured once, and which of it the two protocols correlate."""
+"""The measurements of each sentence, made once, and which of them the two protocols correlate."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class AgreementProtocol:
         return values[self.positions_of(one)]
 
     def agreement(self, one: Observation, method: str, layer: int, name: str) -> float:
-        """Of one row of attention and one score."""
+        """Return the correlation of one row of attention and one score."""
         row = one.rows[method][layer][self.positions_of(one)]
         return self.correlation(row, self.score(one, name))
 

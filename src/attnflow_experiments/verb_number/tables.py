@@ -177,7 +177,7 @@ def faithfulness_table(
     examples: Sequence[Example],
     observations: Sequence[Observation],
 ) -> Table:
-    """What taking away the strongest words does, by each ranking."""
+    """Return what taking away the strongest words does, by each ranking."""
     examples, observations = examples[:_FAITHFUL], observations[:_FAITHFUL]
     rankings = {f"{name}, layer 6": [o.rows[name][-1] for o in observations] for name in METHODS}
     rankings["column sums"] = [o.received for o in observations]
@@ -226,7 +226,7 @@ def _is_top(one: Observation, values: Floats) -> float:
 
 
 def findings_of(agreements: Mapping[str, Agreement], tables: Sequence[Table]) -> tuple[str, ...]:
-    """What the tables say, in sentences."""
+    """Return what the tables say, in sentences."""
     sentences = [
         _beats_raw(agreement, name, method)
         for name, agreement in agreements.items()
