@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -21,9 +21,7 @@ from attnflow_connect.doors.openai_chat import ChatRequest
 from attnflow_connect.doors.openai_responses import ResponsesRequest
 from attnflow_connect.server.jobs import Job, QueueFullError
 from attnflow_connect.server.models import OfferedModel
-
-if TYPE_CHECKING:
-    from attnflow_connect.server.app import Server
+from attnflow_connect.server.service import Server
 
 _PAUSE = 0.02  # seconds between two looks at a job
 _USUAL_TOKENS = 256  # of an answer, where the client does not say

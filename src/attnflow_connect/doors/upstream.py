@@ -23,11 +23,10 @@ from attnflow_connect.doors.errors import error_response
 from attnflow_connect.doors.openai_chat import ChatRequest, sent_documents, url_citations
 from attnflow_connect.doors.routes import add_doors, job_answer, offered, read_door, submit
 from attnflow_connect.server.jobs import QueueFullError
+from attnflow_connect.server.service import Server
 
 if TYPE_CHECKING:
     import httpx
-
-    from attnflow_connect.server.app import Server
 
 _CHAT = "/v1/chat/completions"
 # Of one connection each, or made again by the client that sends them on.

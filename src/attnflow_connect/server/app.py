@@ -14,13 +14,12 @@ POST   /v1/chat/completions, /v1/responses, /v1/messages, /v2/chat, GET /v1/mode
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -28,118 +27,22 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from attnflow.data import example
-from attnflow.errors import AttnflowError, InputError, TokensError
-from attnflow.errors.progress import tell
-from attnflow.explainers.comparison import Comparison, usual_methods
-from attnflow.methods import Flow
+from attnflow.errors import AttnflowError, InputError
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER, render
 from attnflow_connect.doors.errors import error_response
 from attnflow_connect.doors.routes import add_doors, tell_error
 from attnflow_connect.doors.upstream import add_upstream
 from attnflow_connect.server.guard import METRICS, Guard, Metrics, Observer
-from attnflow_connect.server.jobs import Job, Jobs, QueueFullError, Results, StoredResult
+from attnflow_connect.server.jobs import Job, QueueFullError
 from attnflow_connect.server.models import Access, Limits, OfferedModel
-from attnflow_connect.server.requests import (
-    DEFAULT,
-    REQUESTS,
-    AskRequest,
-    BaseRequest,
-    method_titles,
-    read_request,
-)
-
-if TYPE_CHECKING:
-    from attnflow.hosts.model import Model
+from attnflow_connect.server.requests import REQUESTS, BaseRequest
+from attnflow_connect.server.service import Server
 
 _PAGE = Path(__file__).parent / "page"
 _PAGE_SCRIPTS = ("form.js", "page.js", "photo.js")
 _PAGE_STYLES = ("page.css", "photo.css")
-_EXAMPLE = "example"  # the result that the page opens on
 _KINDS = {".js": "text/javascript", ".css": "text/css"}
 _FORMS = {"json": "application/json", "html": "text/html; charset=utf-8", "png": "image/png"}
-
-
-class Server:
-    """The models, the queue and the results behind one server."""
-
-    def __init__(self, models: Sequence[OfferedModel], limits: Limits) -> None:
-        self.models = {model.name: model for model in models}
-        self.limits = limits
-        self.jobs = Jobs(waiting=limits.waiting)
-        self.results = Results(most=limits.results)
-        if example.MODEL in self.models:
-            self.results.keep(_EXAMPLE, self._example())
-
-    def submit(self, kind: type[BaseRequest], body: bytes) -> Job:
-        """Read a request and put it into the queue."""
-        request = read_request(body, kind, self.models, self.limits)
-        return self.jobs.submit(lambda: self._carry_out(request))
-
-    def offers(self) -> dict[str, Any]:
-        """Return what the page offers: models, methods with their titles, limits and defaults."""
-        titles, usual = method_titles(), [method.name for method in usual_methods(0)]
-        return {
-            "models": [model.to_dict() for model in self.models.values()],
-            "methods": list(titles),
-            "titles": titles,
-            "usual": {
-                kind.task: [DEFAULT] if kind.usual_tokens else [DEFAULT, *usual]
-                for kind in REQUESTS
-            },
-            "new_tokens": {kind.task: kind.usual_tokens for kind in REQUESTS if kind.usual_tokens},
-            "example": {
-                "result": _EXAMPLE if self.results.get(_EXAMPLE) else None,
-                "question": example.QUESTION,
-                "documents": _example_documents(),
-            },
-            "limits": {
-                name: getattr(self.limits, name) for name in ("tokens", "new_tokens", "image_bytes")
-            },
-        }
-
-    def _example(self) -> StoredResult:
-        """Return the answer that was saved with the package, as if it had been asked for here."""
-        record = {
-            "model": example.MODEL,
-            "question": example.QUESTION,
-            "methods": [DEFAULT],
-            "documents": _example_documents(),
-            "tokens": example.MAX_NEW_TOKENS,
-        }
-        request = read_request(json.dumps(record).encode(), AskRequest, self.models, self.limits)
-        comparison = Comparison((example.example_result(),))
-        document = comparison.view(title=example.QUESTION)
-        return StoredResult(comparison, {**document, "request": request.record()}, generated=True)
-
-    def _carry_out(self, request: BaseRequest) -> str:
-        """Do what was asked, and keep the result with the request."""
-        tell("loading the model", 0, 0)
-        model = self.models[request.model].loaded
-        self._check_length(model, request)
-        comparison, document = request.carry_out(model)
-        document["request"] = request.record()
-        light = Comparison(comparison.results, comparison.graph)  # not the weights of every head
-        return self.results.add(StoredResult(light, document, generated=request.usual_tokens > 0))
-
-    def _check_length(self, model: Model, request: BaseRequest) -> None:
-        """Count tokens, where the tokenizer can be asked; the embedded model checks for itself."""
-        if not callable(model.tokenizer):
-            return
-        count = len(model.tokenizer(request.wording)["input_ids"])
-        limit: int = getattr(self.limits, request.limit)
-        flows = any(isinstance(method, Flow) for method in request.chosen())
-        most = min(limit, self.limits.flow_tokens) if flows else limit
-        if count > most:
-            for_flow = " for flow" if most < limit else ""
-            raise TokensError(
-                f"The text has {count} tokens; this server takes up to {most}{for_flow}. Shorten "
-                "it, or use attnflow in Python or on the command line, which have no such limit."
-            )
-
-
-def _example_documents() -> list[dict[str, str]]:
-    return [{"name": name, "text": text} for name, text in example.DOCUMENTS.items()]
 
 
 def create_app(
