@@ -202,8 +202,8 @@ def test_the_command_writes_the_tables_and_goes_on(
     before = journal.read_bytes()
     assert run(model_folder, tmp_path, output) == 0
     assert journal.read_bytes() == before
-    assert run(model_folder, tmp_path, output, "--seed", "1") == 2
-    assert "holds another run: seed was 0 and is 1" in capsys.readouterr().err
+    assert run(model_folder, tmp_path, output, "--ablations", "7") == 2
+    assert "holds another run: ablations was 6 and is 7" in capsys.readouterr().err
 
 
 def test_a_model_that_answers_nothing_says_so(

@@ -16,6 +16,7 @@ from scipy.stats import spearmanr
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 from typer.testing import CliRunner
 
+from attnflow.cli.app import _run
 from attnflow.errors import InputError, MethodError
 from attnflow.evaluation import CompletionPrompt
 from attnflow.testing import tiny_decoder, tiny_encoder
@@ -30,6 +31,7 @@ from attnflow_experiments.bench.cases import (
 from attnflow_experiments.bench.command import app, labelled
 from attnflow_experiments.bench.data import DATA_SETS, load_items
 from attnflow_experiments.bench.methods import Peer, as_request, find_method, run_here
+from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.bench.run import run_bench
 from attnflow_experiments.bench.tables import bench_report, gather, write_page
 from torture_bench import figures, kills, make_plan, save_tiny_model
@@ -305,7 +307,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_photos_are_judged_by_hidden_patches_and_boxes(photos: Path) -> None:
-    plan = run.BenchPlan(
+    plan = BenchPlan(
         models={"vit": str(photos / "model")},
         data_sets=("boxes",),
         methods=("default", "rollout", "grad-cam", "layer-cam", "centre", "random"),
@@ -351,6 +353,19 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert labelled(["a=x/y", "z/b"]) == {"a": "x/y", "b": "z/b"}
     with pytest.raises(InputError, match="same label"):
         labelled(["x/b", "y/b"])
+
+
+def test_the_command_writes_tables_a_page_and_how_to_get_them_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    options = ["--model", f"tiny={folder / 'model'}", "--data", str(folder / "data")]
+    options += ["--data-set", "text", "--method", "random", "--samples", "1"]
+    assert _run(["bench", *options, "--output", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.glob("bench*")} >= {"bench.md", "bench.csv"}
+    for name in ("bench.md", "bench.html"):
+        page = (tmp_path / name).read_text(encoding="utf-8")
+        assert "attnflow bench --model tiny=" in page
+        assert "--data-set text --method random --data data" in page
 
 
 def test_figures_leave_costs_out(folder: Path) -> None:

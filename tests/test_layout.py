@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import networkx
+
 import attnflow
 
 PACKAGE = Path(attnflow.__file__).parent
@@ -61,6 +63,9 @@ HEAVY = {
     **dict.fromkeys(("mlflow", "ragas", "datasets", "anywidget"), CONNECT),
 }
 MODULE_NAME = re.compile(r"(attnflow(?:_connect\b|_experiments\b|\.\w+)(?:\.\w+)*)\.?(?::\w+)?")
+MOST_PARAMETERS = 10
+# A parameter of a command is an option; compiled code has its state in arrays, each an argument.
+MANY_PARAMETERS = ("attnflow/cli/", "attnflow/maxflow/", "attnflow/kernels/triton_code.py")
 MOST_TOP_LEVEL_MODULES = 12  # beside __init__ and __main__
 
 
@@ -195,6 +200,45 @@ def test_the_top_level_stays_small() -> None:
 def test_no_public_function_hides_behind_a_module_of_its_name() -> None:
     submodules = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")}
     assert not submodules & set(attnflow.__all__)
+
+
+def test_a_function_has_at_most_ten_parameters() -> None:
+    offences = [
+        f"{path.relative_to(SOURCES)}: {name} has {count}"
+        for path in files()
+        if not path.relative_to(SOURCES).as_posix().startswith(MANY_PARAMETERS)
+        for name, count in parameter_counts(path.read_text(encoding="utf-8"))
+        if count > MOST_PARAMETERS
+    ]
+    assert not offences, "\n".join(offences)
+
+
+def parameter_counts(source: str) -> Iterator[tuple[str, int]]:
+    """Yield each function with its parameters, `self`, *args and **kwargs aside."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            yield node.name, len([each for each in arguments if each.arg not in ("self", "cls")])
+
+
+def test_the_count_sees_every_kind_of_parameter() -> None:
+    source = "class A:\n    async def f(self, a, /, b, *c, d=0, **e): ...\n"
+    assert list(parameter_counts(source)) == [("f", 3)]
+
+
+def test_one_circle_of_imports_at_most() -> None:
+    """The nouns import in a circle through their lazy doors; no other files do, even for types."""
+    names = {".".join(path.relative_to(SOURCES).with_suffix("").parts): path for path in files()}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    for name, path in names.items():
+        for each in imports(path):
+            module = each.module if each.module in names else each.module.rpartition(".")[0]
+            if module in names:
+                graph.add_edge(name, module)
+    circles = [part for part in networkx.strongly_connected_components(graph) if len(part) > 1]
+    assert len(circles) == 1, circles
+    assert {name.split(".")[1] for name in circles[0]} <= {"attribution", "methods", "show"}
 
 
 def test_the_law_sees_what_it_forbids(tmp_path: Path) -> None:

@@ -15,10 +15,7 @@ from attnflow.cli import options, writing
 from attnflow.errors import InputError
 from attnflow.show.progress import progress_bars
 from attnflow_experiments import EXPERIMENTS, language
-from attnflow_experiments.options import (
-    FolderOption,
-    ProtocolOption,
-)
+from attnflow_experiments.options import NOWHERE, FolderOption, ProtocolOption
 from attnflow_experiments.pronouns.data import OURS, PAPERS, parse_sentence, read_winogender
 from attnflow_experiments.verb_number.data import (
     Example,
@@ -49,7 +46,6 @@ def _list(context: typer.Context) -> None:
 
 @app.command(name="verb-number")
 def verb_number(
-    context: typer.Context,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -74,7 +70,7 @@ def verb_number(
             help="Another verb-number model, as training/verb_number.py writes it.",
         ),
     ] = None,
-    output: FolderOption = None,
+    output: FolderOption = NOWHERE,
     seed: options.Seed = 0,
 ) -> None:
     """Tables 1 and 2: attention against blank-out and gradients.
@@ -84,7 +80,6 @@ def verb_number(
     """
     options.prepare_models()
     from attnflow.models.verb_number import load_verb_number
-    from attnflow_experiments.report import finish
     from attnflow_experiments.verb_number.experiment import VerbNumber
 
     experiment = VerbNumber(protocol=protocol, samples=samples, seed=seed)  # type: ignore[arg-type]
@@ -92,7 +87,7 @@ def verb_number(
     model, vocabulary = load_verb_number(weights)
     with progress_bars():
         report = experiment(examples, model, vocabulary, source=source)
-    finish(report, output, context)
+    output.finish(report)
 
 
 @app.command(name="held-out")
@@ -113,7 +108,6 @@ def write_held_out(
 
 @app.command(name="known-answer")
 def known_answer(
-    context: typer.Context,
     model: options.Model = None,
     mathformer: Annotated[
         Path | None,
@@ -127,7 +121,7 @@ def known_answer(
     wording: Annotated[
         str, typer.Option(help="'test', or 'development', which options were chosen by.")
     ] = "test",
-    output: FolderOption = None,
+    output: FolderOption = NOWHERE,
     seed: options.Seed = 0,
 ) -> None:
     """Prompts that state a fact: is its source ranked first?
@@ -139,7 +133,6 @@ def known_answer(
     from attnflow.hosts.load import as_model
     from attnflow_experiments.known_answer.data import load_mathformer, mathformer_folder
     from attnflow_experiments.known_answer.experiment import KnownAnswer
-    from attnflow_experiments.report import finish
 
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
     loaded = as_model(model, default="smollm2")
@@ -151,12 +144,11 @@ def known_answer(
             tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign))
     if folder is None:
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
-    finish(experiment.report(tables), output, context)
+    output.finish(experiment.report(tables))
 
 
 @app.command(name="pronouns")
 def pronouns(
-    context: typer.Context,
     model: options.Model = None,
     data: Annotated[
         Path | None,
@@ -179,7 +171,7 @@ def pronouns(
         typer.Option(help="The pronoun that goes with each of them, such as his,her."),
     ] = None,
     protocol: ProtocolOption = "sound",
-    output: FolderOption = None,
+    output: FolderOption = NOWHERE,
 ) -> None:
     """Figure 4: which antecedent does each method prefer?
 
@@ -189,7 +181,6 @@ def pronouns(
     options.prepare_models()
     from attnflow.hosts.load import as_model
     from attnflow_experiments.pronouns.experiment import Pronouns
-    from attnflow_experiments.report import finish
 
     experiment = Pronouns(protocol=protocol)  # type: ignore[arg-type]
     if data is not None and sentence is not None:
@@ -207,7 +198,7 @@ def pronouns(
             if schemas is None
             else experiment.of_winogender(loaded.module, loaded.tokenizer, schemas)
         )
-    finish(report, output, context)
+    output.finish(report)
 
 
 def _sentences(
@@ -225,7 +216,6 @@ def _sentences(
 
 @app.command(name="scenes")
 def scenes(
-    context: typer.Context,
     model: options.Model = None,
     count: Annotated[int, typer.Option("--scenes", help="How many scenes.")] = 300,
     part: Annotated[
@@ -235,7 +225,7 @@ def scenes(
         Path | None,
         typer.Option(metavar="FILE", help="Keep the run in this file, and go on from it."),
     ] = None,
-    output: FolderOption = None,
+    output: FolderOption = NOWHERE,
 ) -> None:
     """Drawn scenes: does an answer point at its object?
 
@@ -244,19 +234,17 @@ def scenes(
     """
     options.prepare_models()
     from attnflow.models.scenes import load_scenes
-    from attnflow_experiments.report import finish
     from attnflow_experiments.scenes.experiment import Scenes
 
     experiment = Scenes(scenes=count, part=part)  # type: ignore[arg-type]
     loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
     with progress_bars():
         report = experiment(*loaded, journal=resume)
-    finish(report, output, context)
+    output.finish(report)
 
 
 @app.command(name="sst2")
 def sst2(
-    context: typer.Context,
     model: Annotated[
         str,
         typer.Option(
@@ -278,7 +266,7 @@ def sst2(
         str | None,
         typer.Option(help="The class to explain, by name or number. Default: the last one."),
     ] = None,
-    output: FolderOption = None,
+    output: FolderOption = NOWHERE,
     seed: options.Seed = 0,
 ) -> None:
     """Table 3: attention against gradients of a classifier.
@@ -288,7 +276,6 @@ def sst2(
     options.prepare_models()
     from attnflow.evaluation.subjects.examples import read_texts
     from attnflow.hosts.load import load
-    from attnflow_experiments.report import finish
     from attnflow_experiments.sst2.experiment import Sst2
 
     experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
@@ -301,7 +288,7 @@ def sst2(
             loaded.tokenizer,
             source=data.name,
         )
-    finish(report, output, context)
+    output.finish(report)
 
 
 for info in app.registered_commands:

@@ -10,17 +10,16 @@ import typer
 from attnflow.cli import options
 from attnflow.errors import InputError
 from attnflow_experiments.options import (
+    NOWHERE,
     DeviceOption,
     KeptFolderOption,
     LanguageModelOption,
     PartOption,
-    keeping,
     load_on,
 )
 
 
 def documents(
-    context: typer.Context,
     model: LanguageModelOption = None,
     data: Annotated[
         Path | None,
@@ -45,9 +44,6 @@ def documents(
     questions: Annotated[
         int | None, typer.Option(help="How many questions of each kind, at most.")
     ] = None,
-    places: Annotated[
-        int, typer.Option(help="Of how many documents, with the right one at each place.")
-    ] = 5,
     length: Annotated[
         list[int] | None,
         typer.Option(
@@ -58,16 +54,16 @@ def documents(
         bool, typer.Option("--given", help="Read the right answer instead of the model's own.")
     ] = False,
     device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
+    output: KeptFolderOption = NOWHERE,
 ) -> None:
     """Is the right document named, wherever it stands?
 
     Questions over documents are asked as `attnflow ask` asks them; those answered rightly count.
+    The right document stands at each of five places in turn.
     """
     options.prepare_models()
     from attnflow_experiments.ablation.data import PARTS
     from attnflow_experiments.documents.experiment import KINDS, SourcesExperiment
-    from attnflow_experiments.report import finish
 
     if part not in PARTS:
         raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
@@ -77,19 +73,17 @@ def documents(
         methods=tuple(methods or ("default",)),
         kinds=tuple(kind or available),
         questions=questions,
-        places=places,
         lengths=tuple(length or ()),
         reads_answers=reads_answers,
     )
     loaded = load_on(device, model)
-    journal = None if output is None else output / f"documents-{part}.jsonl"
-    with keeping(output):
+    journal = output.journal(f"documents-{part}.jsonl")
+    with output.keeping():
         report = experiment(loaded, data=data, journal=journal)
-    finish(report, output, context)
+    output.finish(report)
 
 
 def verdicts(
-    context: typer.Context,
     model: LanguageModelOption = None,
     data: Annotated[
         Path | None,
@@ -126,16 +120,15 @@ def verdicts(
         ),
     ] = False,
     device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
+    output: KeptFolderOption = NOWHERE,
 ) -> None:
     """Is an answer from the documents told from memory?"""
-    if calibrate and (output is None or model is None or not Path(model).is_dir()):
+    if calibrate and (output.folder is None or model is None or not Path(model).is_dir()):
         raise typer.BadParameter(
             f"--calibrate fits the curve of a model in a folder to answers that are kept; got "
-            f"--model {model} and --output {output}."
+            f"--model {model} and --output {output.folder}."
         )
     options.prepare_models()
-    from attnflow_experiments.report import finish
     from attnflow_experiments.verdicts.data import KINDS
     from attnflow_experiments.verdicts.experiment import VerdictsExperiment
 
@@ -147,16 +140,15 @@ def verdicts(
         lengths=tuple(length or (0,)),
     )
     loaded = load_on(device, model)
-    journal = None if output is None else output / f"verdicts-{part}.jsonl"
-    with keeping(output):
+    journal = output.journal(f"verdicts-{part}.jsonl")
+    with output.keeping():
         report = experiment(loaded, data=data, journal=journal)
-    finish(report, output, context)
+    output.finish(report)
     if calibrate and journal is not None and model is not None:
         typer.echo(f"wrote {experiment.calibrate(journal, Path(model))}", err=True)
 
 
 def orders(
-    context: typer.Context,
     data: Annotated[
         Path,
         typer.Option(
@@ -181,7 +173,7 @@ def orders(
         bool, typer.Option("--given", help="Read the answer to each order; all orders count.")
     ] = False,
     device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
+    output: KeptFolderOption = NOWHERE,
 ) -> None:
     """Is the sentence named that gave the order?
 
@@ -189,7 +181,6 @@ def orders(
     """
     options.prepare_models()
     from attnflow_experiments.orders.experiment import KINDS, METHODS, OrdersExperiment
-    from attnflow_experiments.report import finish
 
     experiment = OrdersExperiment(
         methods=tuple(methods or METHODS),
@@ -198,14 +189,13 @@ def orders(
         reads_answers=reads_answers,
     )
     loaded = load_on(device, model)
-    journal = None if output is None else output / "orders.jsonl"
-    with keeping(output):
+    journal = output.journal("orders.jsonl")
+    with output.keeping():
         report = experiment(loaded, data=data, journal=journal)
-    finish(report, output, context)
+    output.finish(report)
 
 
 def ablation(
-    context: typer.Context,
     model: LanguageModelOption = None,
     data: Annotated[
         Path | None,
@@ -243,8 +233,7 @@ def ablation(
         int, typer.Option(help="Over how many random ablations the LDS is taken.")
     ] = 64,
     device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
-    seed: Annotated[int, typer.Option(help="The seed of the random ablations.")] = 0,
+    output: KeptFolderOption = NOWHERE,
 ) -> None:
     """Which method predicts what ablations do?
 
@@ -254,7 +243,6 @@ def ablation(
     options.prepare_models()
     from attnflow_experiments.ablation.data import PARTS
     from attnflow_experiments.ablation.experiment import DEFAULT_METHODS, KINDS, AblationExperiment
-    from attnflow_experiments.report import finish
 
     if part not in PARTS:
         raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
@@ -265,12 +253,11 @@ def ablation(
         samples=samples,
         skip=skip,
         ablations=ablations,
-        seed=seed,
     )
     loaded = load_on(device, model)
-    with keeping(output):
-        report = experiment(loaded, data=data, journals=output)
-    finish(report, output, context)
+    with output.keeping():
+        report = experiment(loaded, data=data, journals=output.folder)
+    output.finish(report)
 
 
 COMMANDS = (documents, verdicts, orders, ablation)

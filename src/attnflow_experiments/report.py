@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import random
-import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnflow.cli import writing
 from attnflow.errors import FileError, InputError
 from attnflow.errors.arguments import check_named
 from attnflow.evaluation.table import Cell, Table, markdown_of
@@ -23,7 +20,6 @@ from attnflow.storage import write_text
 
 Protocol = Literal["sound", "paper"]
 T = TypeVar("T")
-_NOT_OF_NUMBERS = ("output", "resume", "device")  # options that change no number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,28 +158,3 @@ def curve_panel(table: Table) -> dict[str, object]:
 
 def _in_csv(value: object) -> object:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-
-
-def finish(report: Report, output: Path | None, context: typer.Context) -> None:
-    """Show the report of the command that runs, and write it if a folder is given."""
-    report.show(Console(highlight=False))
-    if output is not None:
-        for path in replace(report, command=command_line(context)).write(output):
-            writing.tell_written(path)
-
-
-def command_line(context: typer.Context) -> str:
-    """Return what to type to get the same numbers; of paths only the last part."""
-    parts = ["attnflow", "experiment", str(context.info_name)]
-    for option in context.command.params:
-        value = context.params.get(str(option.name))
-        if option.name in _NOT_OF_NUMBERS or value is None or value is False:
-            continue
-        for each in value if isinstance(value, (list, tuple)) else [value]:
-            parts += [option.opts[0], *([] if each is True else [_last_part(each)])]
-    return shlex.join(parts)
-
-
-def _last_part(value: object) -> str:
-    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).is_dir())
-    return Path(str(value)).name if is_path else str(value)

@@ -1,5 +1,5 @@
 """Run the bench: `python -m attnflow_experiments.bench`."""
 
-from attnflow_experiments.bench.command import main
+from attnflow_experiments.bench.command import app
 
-main()
+app()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 from attnflow.cli import options
 from attnflow.cli.writing import tell_written
 from attnflow.errors import InputError
-from attnflow_experiments.options import DeviceOption, keeping
+from attnflow_experiments.options import DeviceOption, Output, output_option
 
 app = typer.Typer(
     name="bench",
@@ -20,22 +19,25 @@ app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
-    epilog="\b\nExamples:\n  attnflow bench --quick --output out/bench\n"
+    epilog="\b\nExamples:\n  attnflow bench --output out/bench\n"
     "  attnflow bench --data FOLDER --method default --method mine.py:my_method --output out/bench",
 )
-_QUICK = ("facts", "squad")
+_OUTPUT = Output(Path("out/bench"))
+_SHORT = ("facts", "squad")
 
 
 @app.callback()
 def bench(
-    context: typer.Context,
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="[LABEL=]NAME|FOLDER", help="A model. May be repeated."),
     ] = None,
     data_set: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this data set. May be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="Only this data set. May be repeated. Default: all in FOLDER, or two that ship.",
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -48,30 +50,30 @@ def bench(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Where the data sets are. Default: a small sample that ships."
+            metavar="FOLDER",
+            help="Where the data sets are. Default: a small sample that ships, in minutes.",
         ),
     ] = None,
     part: Annotated[
         str, typer.Option(help="'development', to choose by, 'held-out', to report once, or 'all'.")
     ] = "development",
-    samples: Annotated[int, typer.Option(help="How many items of each data set count.")] = 20,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="How many items of each data set count. Default: 20, or 4 that ship."),
+    ] = None,
     peers: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="The peers' packages, made by `make bench-peers`."),
     ] = None,
     processes: Annotated[int, typer.Option(help="How many jobs run at once.")] = 1,
-    is_quick: Annotated[
-        bool, typer.Option("--quick", help="Four items of two data sets, in minutes.")
-    ] = False,
     device: DeviceOption = "cpu",
     output: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            help="Tables, the page and the journal. The same command goes on from where it "
-            "stopped.",
+        Output,
+        output_option(
+            "Tables, the page and the journal. The same command goes on from where it stopped.",
+            str(_OUTPUT.folder),
         ),
-    ] = Path("out/bench"),
+    ] = _OUTPUT,
 ) -> None:
     """Hold methods against each other: the same prompts, the same ablations, one table.
 
@@ -79,15 +81,18 @@ def bench(
     methods.
     """
     options.prepare_models()
-    from rich.console import Console
-
     from attnflow_experiments.bench.data import DATA_SETS
-    from attnflow_experiments.bench.images import PHOTO_METHODS
-    from attnflow_experiments.bench.methods import OURS, PEER_PACKAGES, TEXT_METHODS, TEXT_PEERS
-    from attnflow_experiments.bench.run import BenchPlan, quick, run_bench
+    from attnflow_experiments.bench.methods import (
+        OURS,
+        PEER_PACKAGES,
+        PHOTO_METHODS,
+        TEXT_METHODS,
+        TEXT_PEERS,
+    )
+    from attnflow_experiments.bench.plan import BenchPlan
+    from attnflow_experiments.bench.run import run_bench
     from attnflow_experiments.bench.sample import write_sample
     from attnflow_experiments.bench.tables import bench_report, gather, write_page
-    from attnflow_experiments.report import command_line
 
     if data is not None and not data.is_dir():
         raise InputError(f"--data {str(data)!r} is not a folder.")
@@ -98,27 +103,24 @@ def bench(
         "texts": (*TEXT_METHODS, *(TEXT_PEERS if peers else ())),
         "photos": PHOTO_METHODS,
     }
-    with TemporaryDirectory() as folder:
+    folder = output.folder or Path()
+    with TemporaryDirectory() as sample:
         plan = BenchPlan(
             models=labelled(model or ["smollm2"]),
-            data_sets=tuple(data_set or (_QUICK if is_quick else usual)),
+            data_sets=tuple(data_set or (usual if data else _SHORT)),
             methods=tuple(method or methods[kind]),
-            data=data or write_sample(Path(folder)),
-            output=output,
+            data=data or write_sample(Path(sample)),
+            output=folder,
             part=part,  # type: ignore[arg-type]  # checked there
-            samples=samples,
+            samples=(20 if data else 4) if samples is None else samples,
             peers=peers,
             device=device,
             processes=processes,
         )
-        plan = quick(plan) if is_quick else plan
-        with keeping(output):
+        with output.keeping():
             run_bench(plan)
-    report = bench_report(plan, gather(plan))
-    report.show(Console(highlight=False))
-    report = replace(report, command=command_line(context))
-    for path in (*report.write(output), write_page(report, output / "bench.html")):
-        tell_written(path)
+    report = output.finish(bench_report(plan, gather(plan)))
+    tell_written(write_page(report, folder / "bench.html"))
 
 
 def labelled(models: list[str]) -> dict[str, str]:
@@ -128,8 +130,3 @@ def labelled(models: list[str]) -> dict[str, str]:
     if len(by_label) < len(pairs):
         raise InputError("Two models have the same label; give each its own: --model LABEL=NAME.")
     return by_label
-
-
-def main() -> None:
-    """Run the command without the others of attnflow."""
-    app()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,16 +36,10 @@ from attnflow_experiments.bench.cases import NotCountedError
 from attnflow_experiments.bench.data import BenchItem, load_items
 from attnflow_experiments.bench.methods import DEFAULT, Cost
 from attnflow_experiments.bench.peers.meter import Meter
+from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.options import load_on
 
-if TYPE_CHECKING:
-    from attnflow_experiments.bench.run import BenchPlan
-
 Floats = NDArray[np.float64]
-PHOTO_METHODS = (
-    *("default", "gradient-attention", "gradient-rollout", "alti", "rollout", "raw"),
-    *("grad-cam", "layer-cam", "centre", "random"),
-)
 _TRIED = 4  # photos that are tried for each that is to count
 
 
@@ -63,13 +57,6 @@ _CAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "grad-cam": grad_cam,
     "layer-cam": layer_cam,
 }
-
-
-def check_photo_methods(names: Sequence[str]) -> None:
-    """Raise on a name that is no method for photos."""
-    for name in names:
-        if name not in PHOTO_METHODS:
-            make_method(name)
 
 
 class PhotoJudge:

@@ -29,6 +29,7 @@ from attnflow.errors import AttnflowError, InputError, MethodError
 from attnflow.evaluation.subjects.rankings import CompletionCase, Ranking, named_rankings
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.restore import at_rest
+from attnflow.methods import make_method
 from attnflow_experiments.bench.peers.meter import Meter
 
 Floats = NDArray[np.float64]
@@ -58,6 +59,10 @@ TEXT_METHODS = (
     *("raw", "leave-one-out", "ablation-regression:samples=32", "random"),
 )
 TEXT_PEERS = tuple(name for name, package in PEER_PACKAGES.items() if package == "captum")
+PHOTO_METHODS = (
+    *("default", "gradient-attention", "gradient-rollout", "alti", "rollout", "raw"),
+    *("grad-cam", "layer-cam", "centre", "random"),
+)
 """What can explain models that do not write."""
 NOT_RUN = {
     "DPA": "its code is no package, and its tracer fails on transformers 5, where the call that it "
@@ -282,3 +287,10 @@ def check_methods(names: Sequence[str]) -> None:
             except AttnflowError as error:
                 peers = ", ".join(PEER_PACKAGES)
                 raise InputError(f"--method {name}: {error} Peers are {peers}.") from error
+
+
+def check_photo_methods(names: Sequence[str]) -> None:
+    """Raise on a name that is no method for photos."""
+    for name in names:
+        if name not in PHOTO_METHODS:
+            make_method(name)

@@ -10,12 +10,10 @@ import hashlib
 import json
 import multiprocessing
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +21,6 @@ from typing import Any, Protocol
 import torch
 
 from attnflow.errors import AttnflowError, InputError, StoppedError, TokensError
-from attnflow.errors.arguments import check_named
 from attnflow.errors.progress import tell
 from attnflow.hosts.model import Model
 from attnflow_experiments.bench.cases import (
@@ -35,70 +32,21 @@ from attnflow_experiments.bench.cases import (
     reference_sets,
 )
 from attnflow_experiments.bench.data import DATA_SETS, BenchItem, BenchPart, load_items
-from attnflow_experiments.bench.images import PhotoJudge, check_photo_methods
+from attnflow_experiments.bench.images import PhotoJudge
 from attnflow_experiments.bench.methods import (
     PEER_PACKAGES,
     Peer,
     as_request,
-    check_methods,
     find_method,
     run_here,
 )
+from attnflow_experiments.bench.plan import REFERENCE, BenchPlan, record_name
 from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.options import load_on
 
-REFERENCE = "reference"
-_BETWEEN = " | "  # an item's name and the method's
 _TRIED = 4  # items that are tried for each that is to count
 _TRAINING = 32  # items that AT2 is trained on
 _FEWEST = 8
-
-
-@dataclass(frozen=True)
-class BenchPlan:
-    """The plan of a run: every method on every item of every data set, for every model.
-
-    models: names or folders, by the label of each. peers: the folder of the peers' environments.
-    samples: how many items of each data set count. processes: how many jobs run at once.
-    """
-
-    models: Mapping[str, str]
-    data_sets: Sequence[str]
-    methods: Sequence[str]
-    data: Path
-    output: Path
-    part: BenchPart = "development"
-    samples: int = 20
-    peers: Path | None = None
-    device: str = "cpu"
-    processes: int = 1
-
-    def __post_init__(self) -> None:
-        for name in self.data_sets:
-            check_named("data set", name, list(DATA_SETS))
-        if self.samples < 1 or self.processes < 1:
-            raise InputError(
-                f"samples and processes are at least 1; got {self.samples}, {self.processes}."
-            )
-        kinds = {DATA_SETS[name].kind for name in self.data_sets}
-        if len(kinds) > 1:
-            raise InputError(
-                f"{', '.join(sorted(kinds))} have other models and methods: run each alone."
-            )
-        if kinds == {"photos"}:
-            check_photo_methods(self.methods)
-        else:
-            check_methods(self.methods)
-
-    @property
-    def jobs(self) -> list[tuple[str, str]]:
-        """Each model with each data set; those of a model follow one another."""
-        return [(label, name) for label in self.models for name in self.data_sets]
-
-    def journal(self, label: str, data_set: str) -> Path:
-        """The file that keeps a job."""
-        name = re.sub(r"[^\w.-]+", "-", f"{label}-{data_set}-{self.part}")
-        return self.output / "journal" / f"{name}.jsonl"
 
 
 class Judge(Protocol):
@@ -207,11 +155,6 @@ def _go_on(
 def data_set_of(judge: Judge) -> str:
     """Return the name of the data set that a judge was made for."""
     return str(judge.data_set)  # type: ignore[attr-defined]
-
-
-def record_name(item: str, method: str) -> str:
-    """Return the name of a record, which is the same in every run."""
-    return f"{item}{_BETWEEN}{method}"
 
 
 @contextmanager
@@ -334,7 +277,7 @@ class PromptJudge:
         if len(requests) < _FEWEST:
             raise InputError(f"{len(requests)} items are left to train on, {_FEWEST} are needed")
         cost = peer.ask({"train": requests})
-        record = {"name": f"training{_BETWEEN}{peer.name}", "items": len(requests), **cost}
+        record = {"name": record_name("training", peer.name), "items": len(requests), **cost}
         append_record(self.plan.journal(self.label, self.data_set), record)
 
     def close(self) -> None:
@@ -370,14 +313,3 @@ def peer_model(model: Model, folder: Path) -> Path:
         path.write_text(json.dumps(config), encoding="utf-8")
         (folder / "done").touch()
     return folder
-
-
-def read_jobs(plan: BenchPlan) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
-    """Return the records of every job that has any, by model and data set."""
-    by_job = {job: read_journal(plan.journal(*job)) for job in plan.jobs}
-    return {job: records for job, records in by_job.items() if records}
-
-
-def quick(plan: BenchPlan) -> BenchPlan:
-    """Return the same with few items, for a look in minutes."""
-    return replace(plan, samples=min(plan.samples, 4))

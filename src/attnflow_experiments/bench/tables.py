@@ -19,7 +19,7 @@ from attnflow.storage import write_text
 from attnflow_experiments.bench.cases import METRICS, as_reference, score_item
 from attnflow_experiments.bench.data import DATA_SETS
 from attnflow_experiments.bench.methods import DEFAULT, NOT_RUN
-from attnflow_experiments.bench.run import REFERENCE, BenchPlan, read_jobs, record_name
+from attnflow_experiments.bench.plan import REFERENCE, BenchPlan, read_jobs, record_name
 from attnflow_experiments.report import Report
 
 Floats = NDArray[np.float64]
