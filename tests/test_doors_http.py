@@ -21,6 +21,7 @@ from attnflow.explainers.defaults import default_method
 from attnflow.hosts.model import Model
 from attnflow_connect.server.models import Limits, OfferedModel
 from families import SIZES
+from hostile_doors import GOOD, try_door_bodies
 from serving import JSON, Client, serving
 from test_placement import CHATML, byte_level
 
@@ -370,6 +371,11 @@ def test_malformed_bodies_are_refused_in_words(client: Client, path: str) -> Non
         record = answer.json
         message = record["message"] if path == "/v2/chat" else record["error"]["message"]
         assert len(message) > 10
+
+
+def test_a_value_of_another_kind_is_refused_in_words(client: Client) -> None:
+    assert {client.post(path, body).status for path, body in GOOD.items()} == {200}
+    assert try_door_bodies(client, 120, seed=3) == []
 
 
 def test_unknown_fields_are_ignored(client: Client, expected: Any) -> None:

@@ -25,8 +25,9 @@ import torture_corpus
 import torture_evaluation
 import torture_serving
 from attnflow.testing import tiny_decoder, tiny_encoder
-from attnflow_connect.server.models import Limits, OfferedModel, embedded_models
+from attnflow_connect.server.models import Limits, OfferedModel, embedded_models, named_models
 from full_disk import full_disks
+from hostile_doors import try_door_bodies
 from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
 from interrupts import (
     interrupted_captures,
@@ -96,13 +97,15 @@ def _saved(folder: Path, loaded: object) -> str:
 
 
 def bodies(count: int, folder: Path) -> Count:
-    """Bodies of requests, well formed, nearly so, and not at all."""
+    """Bodies of requests, well formed, nearly so, and not at all: for the page, then the doors."""
     offered = OfferedModel(
         "tiny-writer", "writes nonsense", explains=True, generates=True, load=tiny_decoder
     )
     limits = Limits(tokens=48, flow_tokens=24, new_tokens=16)
     with serving([embedded_models()[0], offered], limits) as client:
-        return Count(count, try_request_bodies(client, count, 1, model="tiny-writer"))
+        wrong = try_request_bodies(client, count, 1, model="tiny-writer")
+    with serving(named_models([str(torture_serving.save_model(folder))]), limits) as client:
+        return Count(2 * count, wrong + try_door_bodies(client, count, 1))
 
 
 def headers(count: int, folder: Path) -> Count:

@@ -104,9 +104,9 @@ def _read(content: door.Content, documents: list[SentDocument]) -> str:
 
 
 def _document(block: Mapping[str, Any], number: int) -> SentDocument:
-    source = block.get("source") or {}
-    title = block.get("title")
-    name, kind = str(title or f"document {number}"), source.get("type")
+    source = door.read_fields(block.get("source"), "source")
+    title = str(block.get("title") or "") or None
+    name, kind = title or f"document {number}", source.get("type")
     if kind == "base64" and str(source.get("media_type")).startswith("text/"):
         text = door.decode_file(str(source.get("data") or ""), name)
     elif kind == "text":
@@ -115,7 +115,7 @@ def _document(block: Mapping[str, Any], number: int) -> SentDocument:
         raise InputError(f"The document {name!r} must be plain text; got the source {kind!r}.")
     if not text.strip():
         raise InputError(f"The document {name!r} is empty.")
-    enabled = bool((block.get("citations") or {}).get("enabled"))
+    enabled = bool(door.read_fields(block.get("citations"), "citations").get("enabled"))
     return SentDocument(text, title, None, {}, cited=enabled)
 
 

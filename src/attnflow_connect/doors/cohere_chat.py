@@ -65,14 +65,14 @@ class CohereRequest(door.DoorRequest):
             yield each.role, _read(each.content, documents) or each.calls
 
 
-def _document(entry: str | Mapping[str, Any], number: int) -> SentDocument:
+def _document(entry: object, number: int) -> SentDocument:
     """Return a document of a request: a text, or fields of which one is its text."""
-    if isinstance(entry, str):
-        data, name = {"text": entry}, None
-    else:
-        fields = entry.get("data") or {k: v for k, v in entry.items() if k != "id"}
-        data = {"text": fields} if isinstance(fields, str) else dict(fields)
-        name = entry.get("id")
+    data, name = entry, None
+    if not isinstance(entry, str):
+        fields = door.read_fields(entry, "document")
+        data = fields.get("data") or {k: v for k, v in fields.items() if k != "id"}
+        name = fields.get("id")
+    data = {"text": data} if isinstance(data, str) else dict(door.read_fields(data, "data"))
     words = next((data[key] for key in _TEXTS if isinstance(data.get(key), str)), None)
     text = "\n".join(f"{k}: {v}" for k, v in data.items()) if words is None else words
     if not text.strip():
@@ -87,7 +87,7 @@ def _read(content: door.Content, documents: list[SentDocument]) -> str:
     def read_other(part: Mapping[str, Any]) -> list[str]:
         if part.get("type") != "document":
             raise door.refuse_part(part.get("type"))
-        documents.append(_document(part.get("document") or {}, len(documents)))
+        documents.append(_document(part.get("document"), len(documents)))
         return []
 
     return door.read_parts(content, read_other)

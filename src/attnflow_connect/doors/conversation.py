@@ -250,13 +250,22 @@ def read_parts(content: Content, read_other: Callable[[Mapping[str, Any]], list[
     """Return the text of a message; `read_other` gives the texts of a part that is no text."""
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, list):  # inside what a tool gave nothing has looked at it yet
+        raise InputError(f"'content' is a text or a list of parts; got {shorten(content)}.")
     texts: list[str] = []
-    for part in content:
+    for part in (read_fields(each, "content") for each in content):
         if part.get("type") in ("text", "input_text", "output_text"):
             texts.append(str(part.get("text") or ""))
         else:
             texts += read_other(part)
     return "\n".join(texts)
+
+
+def read_fields(value: object, name: str) -> Mapping[str, Any]:
+    """Return the fields of a part of a request; one that was left out has none."""
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError(f"{name!r} must be an object with fields; got {shorten(value)}.")
+    return value or {}
 
 
 def decode_file(data: str, name: str) -> str:

@@ -135,7 +135,7 @@ def read_content(content: door.Content, files: list[SentDocument]) -> str:
     def read_other(part: Mapping[str, Any]) -> list[str]:
         if part.get("type") not in ("file", "input_file"):
             raise door.refuse_part(part.get("type"))
-        file = part.get("file") or part
+        file = door.read_fields(part.get("file"), "file") or part
         name = str(file.get("filename") or f"file {len(files) + 1}")
         text = door.decode_file(str(file.get("file_data") or ""), name)
         files.append(SentDocument(text, name, str(file.get("file_id") or name)))
