@@ -536,7 +536,8 @@ def test_a_second_request_has_the_deadline_too() -> None:
             assert visitor.recv(4096) == b""
 
 
-def test_a_visitor_who_never_reads_is_given_up() -> None:
+@pytest.mark.parametrize("more", [b"", b"GET / HTTP"])
+def test_a_visitor_who_never_reads_is_given_up(more: bytes) -> None:
     ended = Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -553,7 +554,9 @@ def test_a_visitor_who_never_reads_is_given_up() -> None:
         socket.create_connection(("127.0.0.1", client.port), timeout=20) as visitor,
     ):
         visitor.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert ended.wait(20)
+        time.sleep(0.15)
+        visitor.sendall(more)
+        assert ended.wait(10)
 
 
 def test_odd_bodies_get_a_job_or_a_sentence(client: Client) -> None:

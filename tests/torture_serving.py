@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -101,6 +102,19 @@ def send_half(port: int, path: str, rng: random.Random) -> str:
     return "refused 408" if b" 408 " in answer else f"half a body: {answer[:80]!r}"
 
 
+def never_read(port: int, seconds: float) -> str:
+    """Ask for more than the buffers on the way hold, read nothing, and wait for the server to hang
+    up.
+    """
+    with socket.socket() as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.connect(("127.0.0.1", port))
+        caller.sendall(b"GET /assets/answer.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000)
+        hung_up = select.poll()
+        hung_up.register(caller, select.POLLHUP | select.POLLERR)
+        return "given up" if hung_up.poll(1000 * seconds) else "a client that never reads is kept"
+
+
 def leave_stream(port: int, path: str, body: dict[str, Any], seconds: float) -> str:
     """Ask for a stream and never read it."""
     content = json.dumps({**body, "stream": True}).encode()
@@ -149,7 +163,7 @@ def _serve(folder: str, port: int) -> None:
     from attnflow_connect.server.models import Limits, named_models
 
     torch.set_num_threads(1)
-    limits = Limits(answer_tokens=12, seconds_to_send=2.0)
+    limits = Limits(answer_tokens=12, seconds_to_send=2.0, seconds_to_read=5.0)
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
@@ -181,6 +195,8 @@ def clients(seconds: int, seed: int, folder: Path) -> Tally:
             return send_half(port, path, rng)
         if kind < 0.10:
             return leave_stream(port, path, body, rng.uniform(0, 3))
+        if kind < 0.105:
+            return never_read(port, 60)
         outcome = send(port, path, body)
         if outcome == "refused 429":
             time.sleep(rng.uniform(0, 1))
@@ -207,7 +223,7 @@ def clients(seconds: int, seed: int, folder: Path) -> Tally:
     return Tally(sum(outcomes.values()), wrong)
 
 
-_FINE = {"ok", "left", "refused 408", "refused 429", "then ok"}
+_FINE = {"ok", "left", "given up", "refused 408", "refused 429", "then ok"}
 
 
 def replicas(count: int, seed: int, folder: Path) -> Tally:

@@ -15,6 +15,8 @@ import asyncio
 import logging
 import re
 import secrets
+import socket
+import struct
 from collections.abc import Callable, Collection
 from time import perf_counter
 from typing import Any
@@ -182,6 +184,7 @@ class DeadlineProtocol(H11Protocol):
 
     limits = Limits()
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a visitor has come."""
@@ -204,21 +207,31 @@ class DeadlineProtocol(H11Protocol):
             self._start_clock()
 
     def pause_writing(self) -> None:
-        """Start the clock: the buffers between here and the visitor are full."""
+        """Start a clock of its own: the buffers are full, and what else is sent does not count."""
         super().pause_writing()
-        self._stop_clock()
-        seconds = self.limits.seconds_to_read
-        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+        self._unread = self.loop.call_later(self.limits.seconds_to_read, self._give_up)
 
     def resume_writing(self) -> None:
-        """Stop the clock: the visitor reads."""
-        self._stop_clock()
+        """Stop that clock: the visitor reads."""
+        self._stop_unread()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock: the visitor has gone."""
+        """Stop the clocks: the visitor has gone."""
         self._stop_clock()
+        self._stop_unread()
         super().connection_lost(exc)
+
+    def _give_up(self) -> None:
+        """Hang up at once: the system would keep for minutes what the visitor does not read."""
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _start_clock(self) -> None:
         if self._deadline is None:
