@@ -1,11 +1,12 @@
 """A model over two processes, each of which must get what one process gets: `two_ranks(kind)`.
 
-`python tests/ranks.py 1000 tp` interrupts one of the two as often, at random moments. It has to
-give the model back and to end; the other one has to say in a sentence why it cannot go on.
+`python tests/ranks.py 1000 tp` interrupts one of the two, or both, as often, at random moments. The
+call has to end in both, the other one with a sentence, and both have to go on with the same model.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import queue
@@ -17,7 +18,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ from torch import distributed, multiprocessing
 
 import attnflow
 import holding
-from attnflow.errors import AttnflowError, ModelError
+from attnflow.errors import AttnflowError, StoppedError
+from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
-from interrupts import WORDS, state_of, traces_left
+from interrupts import WORDS, _seconds, state_of, traces_left
 
 _SECONDS = 120
 
@@ -75,19 +78,17 @@ def _held(rank: int, place: str, folder: str, kind: str) -> Any:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     transformers.utils.logging.disable_progress_bar()
-    return _sharded(folder) if kind == "fsdp" else _parallel(folder)
-
-
-def _parallel(folder: str) -> Any:
+    if kind == "fsdp":
+        return sharded(transformers.AutoModelForCausalLM.from_pretrained(folder))
     return transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
 
 
-def _sharded(folder: str) -> Any:
+def sharded(model: Any) -> Any:
+    """Return the model as FSDP2 shards it over all processes, layer by layer."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -98,105 +99,138 @@ def _sharded(folder: str) -> Any:
 
 
 def strike_ranks(kind: str, count: int) -> tuple[Counter[str], list[str]]:
-    """Interrupt one of two processes, so often; how both ended, and what they left behind.
+    """Interrupt one of two processes, or both, so often; how they ended, what they left behind."""
+    place = Path(tempfile.mkdtemp())
 
-    Each time two processes are forked, so that none of them needs to import anything.
-    """
+    def strike(model: Any, rank: int) -> None:
+        with (place / f"end{rank}").open("w", buffering=1) as file:
+            for end in _struck(model, rank, count):
+                file.write(json.dumps(end) + "\n")
+
+    _fork_both(kind, place, strike)
+    ended = [[json.loads(line) for line in _lines(place / f"end{rank}")] for rank in range(2)]
+    pairs = list(zip_longest(*ended, fillvalue=["died", []]))
+    ends = Counter(", ".join(sorted(end for end, _ in pair)) for pair in pairs)
+    if len(pairs) < count:
+        ends["never run"] = count - len(pairs)
+    return ends, [trace for pair in pairs for _, traces in pair for trace in traces]
+
+
+def end_one(kind: str) -> list[str]:
+    """One of two processes ends inside a pass: what the other says then, and to its next call."""
+    place = Path(tempfile.mkdtemp())
+
+    def run(model: Any, rank: int) -> None:
+        job = _jobs((model, holding.tokenizer()))[1]
+        job()
+        if rank:
+            model.model.layers[1].register_forward_hook(lambda *_: os._exit(0))
+        told = []
+        for _ in range(2):
+            try:
+                job()
+            except Exception as error:
+                told.append(f"{type(error).__name__}: {error}")
+        (place / "told").write_text("\n".join(told))
+
+    _fork_both(kind, place, run)
+    return _lines(place / "told")
+
+
+def _fork_both(kind: str, place: Path, work: Callable[[Any, int], None]) -> None:
+    """Do this in two processes, forked so that neither needs to import anything."""
     folder = holding.folder()
-    explain = _jobs((holding.plain(), holding.tokenizer()))[1]
-    explain()  # what is imported at the first call
-    ends: Counter[str] = Counter()
-    left: list[str] = []
-    for number in range(count):
-        place = Path(tempfile.mkdtemp())
-        forked = [_fork(rank, place, folder, kind, number) for rank in range(2)]
-        for process in forked:
-            os.waitpid(process, 0)
-        both = [place / f"end{rank}" for rank in range(2)]
-        ended = [json.loads(e.read_text()) if e.exists() else ["died", []] for e in both]
-        ends[f"{ended[number % 2][0]}, {ended[1 - number % 2][0]}"] += 1
-        left.extend(trace for _, traces in ended for trace in traces)
-    return ends, left
+    for job in _jobs((holding.plain(), holding.tokenizer())):
+        job()  # what is imported at the first call
+    forked = []
+    for rank in range(2):
+        forked.append(os.fork())
+        if forked[-1] == 0:
+            try:
+                faulthandler.dump_traceback_later(_SECONDS, exit=True)
+                work(_held(rank, str(place / "meeting"), folder, kind), rank)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)  # at once: the other process waits
+    for process in forked:
+        os.waitpid(process, 0)
 
 
-def _fork(rank: int, place: Path, folder: str, kind: str, number: int) -> int:
-    process = os.fork()
-    if process == 0:
-        try:
-            signal.alarm(_SECONDS)
-            end = _end(_held(rank, str(place / "meeting"), folder, kind), number, rank)
-            (place / f"end{rank}").write_text(json.dumps(end))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)  # at once: the other process waits
-    return process
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
-def _jobs(given: Any) -> list[Callable[[], object]]:
+def _jobs(given: Any) -> list[Callable[[], Any]]:
     return [
-        lambda: attnflow.capture(given, WORDS),
-        lambda: attnflow.explain(given, WORDS, check=False),
-        lambda: attnflow.generate(given, WORDS, max_new_tokens=2, check=False),
+        lambda: attnflow.capture(given, WORDS).weights,
+        lambda: attnflow.explain(given, WORDS, check=False).values,
+        lambda: attnflow.generate(given, WORDS, max_new_tokens=2, check=False).values,
     ]
 
 
-def _end(model: Any, number: int, rank: int) -> tuple[str, list[str]]:
-    """How this process's part of one job ended, and what it left of the model otherwise.
-
-    A signal inside FSDP2's own gathering leaves a layer half gathered. That is no change of ours,
-    and the process is of no more use.
-    """
+def _struck(model: Any, rank: int, count: int) -> Iterator[tuple[str, list[str]]]:
+    """Strike job after job; how each ended in this process, and what it left of the model."""
     model.requires_grad_(False)
-    job = _jobs((model, holding.tokenizer()))[number % 3]
-    start = time.perf_counter()
-    job()
-    moment = random.Random(number).uniform(0, time.perf_counter() - start)
-    _shard_again(model)
+    jobs = _jobs((model, holding.tokenizer()))
+    expected = [job() for job in jobs]
+    seconds = [_seconds(job) for job in jobs]
     before, traces, handler = state_of(model), model_state(model), signal.getsignal(signal.SIGINT)
-    distributed.barrier()
-    main = (threading.main_thread().ident, signal.SIGINT)
-    stop = threading.Timer(moment, signal.pthread_kill, main)
-    end = "whole"
+    for number in range(count):
+        faulthandler.dump_traceback_later(_SECONDS, exit=True)
+        kind, chance = number % 3, random.Random(2 * number + rank)
+        distributed.barrier()
+        struck = number // 3 % 3 in (rank, 2)
+        end = _strike(jobs[kind], chance.uniform(0, seconds[kind]) if struck else None)
+        left = traces_left(model, traces, handler)
+        apart = [a[0] for a, b in zip(state_of(model), before, strict=True) if a != b]
+        left.extend(f"how it is held: {name}" for name in apart)
+        start = time.perf_counter()
+        try:  # both go on, in step
+            if not np.array_equal(jobs[kind](), expected[kind]):
+                left.append("other numbers in the next call")
+        except Exception as error:
+            left.append(f"{type(error).__name__} in the next call")
+        seconds[kind] = time.perf_counter() - start  # other work on this machine comes and goes
+        yield end, left
+
+
+class _StruckCall(restore._Call):
+    """A call that lets a signal come so many seconds after it has begun: then, the others wait."""
+
+    moment: float | None = None
+    stop: threading.Timer | None = None
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self.moment is not None:
+            main = (threading.main_thread().ident, signal.SIGINT)
+            self.stop = threading.Timer(self.moment, signal.pthread_kill, main)
+            self.moment = None
+            self.stop.start()
+
+
+def _strike(job: Callable[[], object], moment: float | None) -> str:
+    """Run a job with a signal on its way, or with none; how it ended."""
+    restore._CALL = call = _StruckCall()
+    call.moment = moment
+    end = ""
     try:
-        if rank == number % 2:
-            stop.start()
         job()
+        end = "whole"
     except KeyboardInterrupt:
         end = "interrupted"
     except AttnflowError as error:
-        end = "told" if isinstance(error, ModelError) else repr(error)
+        end = "told" if isinstance(error, StoppedError) else repr(error)
     except Exception as error:
         end = f"bare {type(error).__name__}"
-    stop.cancel()
-    if end == "whole":
-        _shard_again(model)
-    left = traces_left(model, traces, handler)
-    after = state_of(model)
-    gathers = hasattr(model, "reset_iter_state") and end == "interrupted"
-    skipped = dict(model.named_parameters()) if gathers else {}
-    apart = [a[0] for a, b in zip(after, before, strict=True) if a != b and a[0] not in skipped]
-    left.extend(f"how it is held: {name}" for name in apart)
-    if end != "whole":
-        left.extend(_goes_on(job))
-    return end, left
-
-
-def _shard_again(model: Any) -> None:
-    """After a whole pass FSDP2 keeps what lies outside the layers gathered."""
-    if hasattr(model, "reset_iter_state"):
-        model.reset_iter_state()
-
-
-def _goes_on(job: Callable[[], object]) -> list[str]:
-    """A process that is alone now may not wait, and not take one message for another."""
     try:
-        job()
-    except ModelError:
-        return []
-    except Exception as error:
-        return [f"{type(error).__name__} in the next pass"]
-    return ["a next pass"]
+        if call.stop is not None and end != "interrupted":
+            call.stop.join()
+            time.sleep(1)
+    except KeyboardInterrupt:  # it came when the call had ended
+        pass
+    return end
 
 
 def main(count: int, *kinds: str) -> int:
@@ -204,11 +238,13 @@ def main(count: int, *kinds: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     torch.set_num_threads(1)
     wrong = 0
+    allowed = {"whole, whole", *(f"interrupted, {end}" for end in ("interrupted", "told", "whole"))}
     for kind in kinds or ("tp", "fsdp"):
+        start = time.monotonic()
         ends, left = strike_ranks(kind, count)
-        allowed = {"whole, whole", "interrupted, told", "interrupted, whole"}
         bad = sum(number for end, number in ends.items() if end not in allowed) + len(left)
-        sys.stdout.write(f"{kind}: {count} signals, {dict(ends)}, {bad} wrong {left[:3]}\n")
+        told = f"{dict(ends)}, {bad} wrong {left[:3]} ({time.monotonic() - start:.0f} s)"
+        sys.stdout.write(f"{kind}: {count} signals, {told}\n")
         sys.stdout.flush()
         wrong += bad
     return int(wrong > 0)

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.errors import ModelError
 from attnflow.hosts import restore
 from attnflow.hosts.balanced import BalancedRules
 from attnflow.hosts.load import load
@@ -188,28 +187,6 @@ def test_no_moment_of_a_block_makes_it_deaf_to_the_next_signal() -> None:
             interrupted()
         assert module.training
         assert signal.getsignal(signal.SIGINT) is handler
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("[gloo/tcp/pair.cc:553] Connection closed by peer"), KeyboardInterrupt()]
-)
-def test_a_model_whose_processes_are_out_of_step_is_refused(error: BaseException) -> None:
-    """It would take what the others still send of the last pass for that of the next."""
-    model = torch.nn.Linear(2, 2)
-    model.weight.device_mesh = "of two processes"  # type: ignore[assignment]
-
-    def run(error: BaseException | None = None) -> None:
-        with at_rest(model):
-            if error is not None:
-                raise error
-
-    with pytest.raises(ValueError, match="raised by all"):
-        run(ValueError("raised by all"))
-    run()
-    with pytest.raises((ModelError, KeyboardInterrupt), match=r"End all of them|^$"):
-        run(error)
-    with pytest.raises(ModelError, match="End all of them"):
-        run()
 
 
 def test_a_handler_that_does_not_raise_changes_nothing() -> None:

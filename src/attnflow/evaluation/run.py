@@ -20,10 +20,12 @@ from attnflow.evaluation.subjects.base import Judge, Subject
 from attnflow.hosts.fingerprint import digest_bytes, digest_tokenizer, digest_weights
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import ModelLike
+from attnflow.hosts.restore import in_step
 
 _MOST = 1_000_000  # examples: more is a mistake
 
 
+@in_step
 @checked_arguments
 def evaluate(
     model: ModelLike,

@@ -46,6 +46,7 @@ from attnflow.explainers.questions import (
 from attnflow.explainers.verdicts import judge_statements
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.hosts.restore import in_step
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
 from attnflow.show.progress import in_notebook
@@ -173,6 +174,7 @@ class Answer:
         return answer_html(self.result, question=self.question, lines=lines)
 
 
+@in_step
 @checked_arguments
 @in_notebook
 def ask(

@@ -23,6 +23,7 @@ from attnflow.hosts.capture import capture
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.hosts.restore import in_step
 from attnflow.methods import BalancedGradient, Flow, Method, Raw, RerunMethod, Rollout, make_method
 from attnflow.show.view import HeadWeights, View, view
 from attnflow.tokens.documents import Documents
@@ -52,6 +53,7 @@ def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...
     return (*(() if first is None or first in others else (first,)), *others)
 
 
+@in_step
 def compare(
     model: ModelLike,
     text: Any,
@@ -109,6 +111,7 @@ def _check_methods(methods: Sequence[str | Method | None] | None) -> None:
         )
 
 
+@in_step
 def compare_completions(
     model: ModelLike,
     prompt: Any,
@@ -130,6 +133,7 @@ def compare_completions(
     return Comparison((first, *others), heads=heads)
 
 
+@in_step
 def compare_answers(
     model: ModelLike,
     question: str,

@@ -36,6 +36,7 @@ from attnflow.explainers.writer import as_writer, write, write_texts
 from attnflow.hosts.inputs import check_vocabulary
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.hosts.restore import in_step
 from attnflow.hosts.vision_language.composition import with_pictures
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
 from attnflow.methods import Method, RerunMethod, make_method
@@ -67,6 +68,7 @@ def generate(
     method: str | Method | None = None,
     **options: Any,
 ) -> Any: ...
+@in_step
 @checked_arguments
 @in_notebook
 def generate(
@@ -153,6 +155,7 @@ def generate(
     return mark_messages(results[0], messages, batch.prompts[0])
 
 
+@in_step
 @checked_arguments
 def carry_to_spans(
     model: ModelLike,

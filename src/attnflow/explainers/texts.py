@@ -21,7 +21,7 @@ from attnflow.explainers.verdicts import judge_completion, with_verdict
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, in_step
 from attnflow.hosts.vision_language.composition import with_pictures
 from attnflow.hosts.vision_language.towers import image_prompt, read_photos, reads_images
 from attnflow.methods import Method, RerunMethod, make_method
@@ -47,7 +47,8 @@ def explain(
     method: str | Method | None = None,
     **options: Any,
 ) -> Any: ...
-@checked_arguments  # type: ignore[misc]  # the options of the overloads are those named here
+@in_step  # type: ignore[misc]  # the options of the overloads are those named here
+@checked_arguments
 @in_notebook
 def explain(
     model: ModelLike,

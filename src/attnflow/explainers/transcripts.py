@@ -18,6 +18,7 @@ from attnflow.explainers.prompts import Prompt, encode_transcript
 from attnflow.hosts.inputs import checked_tokenizer
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.hosts.restore import in_step
 from attnflow.methods import BalancedGradient, Method, make_method
 from attnflow.tokens.transcripts import (
     Part,
@@ -110,6 +111,7 @@ class Action:
         }
 
 
+@in_step
 @checked_arguments
 def explain_transcript(
     model: ModelLike,
@@ -143,6 +145,7 @@ def explain_transcript(
     return explain_parts(loaded, parts, find_target(parts, target), applied)
 
 
+@in_step
 @checked_arguments
 def list_actions(
     model: ModelLike, messages: Any, method: str | Method | None = None

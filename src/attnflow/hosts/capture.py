@@ -28,7 +28,7 @@ from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.quantised import refuse_gradients
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.restore import at_rest, ordinary, undone
+from attnflow.hosts.restore import at_rest, in_step, ordinary, undone
 from attnflow.hosts.scores import (
     Choice,
     InputLeaves,
@@ -69,7 +69,8 @@ _FAIR = (BALANCED, BALANCED_ROWS)
 def capture(model: ModelLike, inputs: Several, **options: Any) -> list[AttentionTrace]: ...
 @overload
 def capture(model: ModelLike, inputs: OneInput, **options: Any) -> AttentionTrace: ...
-@checked_arguments  # type: ignore[misc]  # the options of the overloads are those named here
+@in_step  # type: ignore[misc]  # the options of the overloads are those named here
+@checked_arguments
 def capture(
     model: ModelLike,
     inputs: OneInput | Several,

@@ -22,7 +22,7 @@ from attnflow.hosts.capture import batch_of, capture
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import UNIFORM, Recorder
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, in_step
 from attnflow.trace import AttentionTrace
 
 _DISTURBED = 1e-6  # a change this small (relative) is no change
@@ -37,6 +37,7 @@ class Check:
     detail: str
 
 
+@in_step
 def check_model(model: ModelLike, inputs: str | Mapping[str, Tensor]) -> list[Check]:
     """Run every check on one example; nothing raises, what goes wrong is in the list."""
     try:

@@ -7,27 +7,31 @@ before the program's own. When that one raises (KeyboardInterrupt), everything i
 inside the handler, and then the exception goes its way; a signal that comes while things are being
 undone waits until that is done. So there is no moment at which an interrupt leaves a change behind.
 
+Where a model is spread over several processes, signals wait longer (`in_step`): none of the others
+may be left waiting for what an interrupted one never sends.
+
 A model is changed by one thread at a time. Another one that wants it waits.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import _GeneratorContextManager, contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.overrides import _get_current_function_mode
 
-from attnflow.errors import ModelError
+from attnflow.errors import ModelError, StoppedError
 from attnflow.errors.progress import is_heard, tell
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
@@ -36,6 +40,9 @@ _WAIT = 0.0005  # seconds between two looks at whether a model is free
 # How quantised layers are kept from packing their weights in a pass without gradients: they do so
 # for good, no gradient runs through them afterwards, and an interrupt would leave half of it.
 _UNPACKED = {"support_avx512bf16_for_cpu": (True, False), "linear_mode": (None, "train")}
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Changes:
@@ -122,6 +129,18 @@ class _Interrupts:
         if not self._changes and _in_main_thread():
             self._restore_handlers()
 
+    def take_waiting(self) -> BaseException | None:
+        """Deal with the signals that wait; return what a handler of the program's raised."""
+        if not _in_main_thread():
+            return None
+        try:
+            while self._waiting:
+                number = self._waiting.pop(0)
+                self._handlers[number](number, sys._getframe())
+        except BaseException as error:
+            return error
+        return None
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._depth:
             self._waiting.append(number)
@@ -150,6 +169,14 @@ _BORDERS = [getattr(_GeneratorContextManager, f"__{way}__").__code__ for way in 
 _LOCK = threading.RLock()
 _OWNERS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _OUT_OF_STEP: WeakSet[nn.Module] = WeakSet()
+_ENDED = (
+    "One of the processes that have this model between them ended or was cut off in a pass, so the "
+    "others wait for what never comes. End all of them and start again, as torchrun does."
+)
+_STOPPED = (
+    "Another of the processes that have this model between them was interrupted, so this call has "
+    "ended in all of them, before the same pass. The model is whole: call again, or end them all."
+)
 
 
 def _in_main_thread() -> bool:
@@ -225,7 +252,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     A caller's inference mode is left meanwhile: nothing made in it can have gradients. Modules that
     were compiled run as they were written, since a compiled pass goes past whatever watches it.
     """
-    with exclusive(model) as changes, _in_step(model), _out_of_inference_mode():
+    with exclusive(model) as changes, _meeting(model, changes), _out_of_inference_mode():
         for hook in list(model._forward_pre_hooks.values()):
             if getattr(hook, "__name__", "") == "ct_decompress_hook":
                 with _INTERRUPTS:  # compressed-tensors unpacks all layers, for good, in any pass
@@ -249,33 +276,113 @@ def at_rest(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _in_step(model: nn.Module) -> Iterator[None]:
-    """Refuse a sharded model whose processes have come out of step, and say so when they do.
+class _Call(threading.local):
+    """The call of ours that this thread is in; `stopped` once another process has ended it."""
 
-    One of them was interrupted or has ended in a pass, and what the others wait for it never sends;
-    it would take their messages of that pass for those of its next.
+    depth = 0
+    stopped = False
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+        self.stopped = self.stopped and self.depth > 0
+
+
+_CALL = _Call()
+
+
+def in_step(call: Callable[P, R]) -> Callable[P, R]:
+    """Let interrupts wait in a call whose model, its first argument, is spread over processes.
+
+    They are dealt with in all processes at once, before a forward pass (`_meeting`), or when the
+    call is over. Then no process waits for another, and no layer is half gathered.
     """
-    if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+
+    @wraps(call)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> R:
+        if distributed.is_available() and distributed.is_initialized():
+            with undone() as changes, _INTERRUPTS:
+                model = _spread_model(args[0] if args else kwargs.get("model"))
+                if model is not None:
+                    changes.add(partial(_shard_again, model))
+                    with _CALL:
+                        return call(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return whole
+
+
+def _spread_model(argument: Any) -> nn.Module | None:
+    """Return the model in what was handed in as one, if it is spread over processes."""
+    holder = argument[0] if isinstance(argument, tuple) and argument else argument
+    for model in (holder, getattr(holder, "module", None), getattr(holder, "model", None)):
+        if isinstance(model, nn.Module) and _groups(model):
+            return model
+    return None
+
+
+def _shard_again(model: nn.Module) -> None:
+    """Give back what FSDP2 keeps gathered behind a pass: whatever is outside of the layers."""
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)):
+            reshard()
+
+
+def _groups(model: nn.Module) -> list[tuple[Any, str]]:
+    """Return the groups of processes that have parameters between them, each with its device."""
+    groups = {}
+    for parameter in model.parameters():
+        for axis, placement in enumerate(getattr(parameter, "placements", ())):
+            if not placement.is_replicate():
+                mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+                group = mesh.get_group(axis)
+                groups[group.group_name] = (group, mesh.device_type)
+    return list(groups.values())
+
+
+@contextmanager
+def _meeting(model: nn.Module, changes: Changes) -> Iterator[None]:
+    """Let all processes of a model that is spread meet before each forward pass.
+
+    If one was interrupted, all end the call there. One that died in a pass leaves the others out of
+    step: they say so, and the model is refused from then on.
+    """
+    groups = _groups(model)
+    if not groups:
         yield
         return
-    message = (
-        "A pass of this model over several processes was interrupted, or one of them ended, so the "
-        "others wait for what never comes. End all of them and start again, as torchrun does."
-    )
     if model in _OUT_OF_STEP:
-        raise ModelError(message)
-    try:
-        yield
-    except BaseException as error:
-        peer_failed = isinstance(error, distributed.DistError) or "gloo/" in str(error)
-        if peer_failed or not isinstance(error, (Exception, GeneratorExit)):
-            _OUT_OF_STEP.add(model)
-        with suppress(AttributeError, RuntimeError):  # FSDP2 alone has gathered layers to give back
-            model.reset_iter_state()  # type: ignore[operator]
-        if peer_failed:
-            raise ModelError(message) from error
-        raise
+        raise ModelError(_ENDED)
+    if _CALL.stopped:
+        raise StoppedError(_STOPPED)
+    met = False
+
+    def meet(*_: object) -> None:
+        nonlocal met
+        error = _INTERRUPTS.take_waiting()
+        stops = torch.tensor(float(error is not None))
+        for group, device in groups:
+            stops = stops.to(device)
+            distributed.all_reduce(stops, distributed.ReduceOp.MAX, group=group)
+        if stops:
+            met, _CALL.stopped = True, _CALL.depth > 0
+            raise error or StoppedError(_STOPPED)
+
+    changes.hook(model.register_forward_pre_hook, meet, prepend=True)
+    with _INTERRUPTS:
+        try:
+            yield
+        except BaseException as error:
+            peer_failed = isinstance(error, distributed.DistError) or "gloo/" in str(error)
+            if peer_failed or not (met or isinstance(error, (Exception, GeneratorExit))):
+                _OUT_OF_STEP.add(model)
+            with suppress(AttributeError, RuntimeError):  # FSDP2 alone has layers to give back
+                model.reset_iter_state()  # type: ignore[operator]
+            if peer_failed:
+                raise ModelError(_ENDED) from error
+            raise
 
 
 def _tell_layers(model: nn.Module, changes: Changes) -> None:

@@ -26,7 +26,7 @@ from attnflow.hosts.factored import single_example, told_memory
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, in_step
 from attnflow.kernels.layer import FactoredLayer, aside
 from attnflow.methods.matrices import ATTENTION
 from attnflow.methods.products import head_shares
@@ -35,6 +35,7 @@ from attnflow.tokens import Tokens
 from attnflow.trace.factored_trace import LayerMix
 
 
+@in_step
 @checked_arguments
 def roll_out_spans(
     model: ModelLike,
