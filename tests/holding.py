@@ -193,8 +193,8 @@ def split() -> Any:
 # --- quantised ------------------------------------------------------------------------------------
 
 
-def dynamic_int8() -> Any:
-    return torch.ao.quantization.quantize_dynamic(plain(), {nn.Linear}, dtype=torch.qint8)
+def dynamic_int8(build: Callable[[], Any] = plain) -> Any:
+    return torch.ao.quantization.quantize_dynamic(build(), {nn.Linear}, dtype=torch.qint8)
 
 
 def by_torchao(config: str, build: Callable[[], Any] = plain) -> Any:
@@ -242,9 +242,9 @@ def wide() -> Any:
 
 
 @cache
-def quantised_folder(kind: str) -> str:
-    """The wide model as others publish theirs: the layers' weights rounded and packed."""
-    path, model = tempfile.mkdtemp(), wide()
+def quantised_folder(kind: str, build: Callable[[], Any] = wide) -> str:
+    """A model as others publish theirs: the layers' weights rounded and packed."""
+    path, model = tempfile.mkdtemp(), build()
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         for part, tensor in _packed(tensors.pop(name), kind).items():
@@ -288,8 +288,8 @@ def _in_words(numbers: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return words.to(torch.uint32).view(torch.int32)
 
 
-def from_folder(kind: str) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(quantised_folder(kind))
+def from_folder(kind: str, build: Callable[[], Any] = wide) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(quantised_folder(kind, build))
 
 
 QUANTISED = [
