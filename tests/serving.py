@@ -7,13 +7,18 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any, NamedTuple
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from attnflow_connect.server.app import guarded_app
+from attnflow.data import example
+from attnflow_connect.server.app import create_app
+from attnflow_connect.server.entrance import guarded_app
 from attnflow_connect.server.guard import server_settings
 from attnflow_connect.server.models import Access, Limits, OfferedModel
 
@@ -70,8 +75,18 @@ class Client(NamedTuple):
 def serving(
     models: Sequence[OfferedModel], limits: Limits | None = None, access: Access | None = None
 ) -> Iterator[Client]:
-    with running(guarded_app(models, limits, access), limits) as client:
+    with running(entrance(models, limits, access), limits) as client:
         yield client
+
+
+def entrance(
+    models: Sequence[OfferedModel], limits: Limits | None = None, access: Access | None = None
+) -> ASGIApp:
+    """The guarded application over models that are there."""
+    loaded: Future[Starlette] = Future()
+    loaded.set_result(create_app(models, limits, access))
+    with_example = example.MODEL in [model.name for model in models]
+    return guarded_app(loaded, limits, access, with_example=with_example)
 
 
 @contextmanager

@@ -158,9 +158,9 @@ def _serve(folder: str, port: int) -> None:
     import torch
     import uvicorn
 
-    from attnflow_connect.server.app import guarded_app
     from attnflow_connect.server.guard import server_settings
     from attnflow_connect.server.models import Limits, named_models
+    from serving import entrance
 
     torch.set_num_threads(1)
     limits = Limits(answer_tokens=12, seconds_to_send=2.0, seconds_to_read=5.0)
@@ -168,7 +168,7 @@ def _serve(folder: str, port: int) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
     listening.listen(256)
-    app = guarded_app(named_models([folder]), limits)
+    app = entrance(named_models([folder]), limits)
     uvicorn.Server(server_settings(app, limits)).run(sockets=[listening])
 
 

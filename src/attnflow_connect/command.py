@@ -6,8 +6,10 @@ import contextlib
 import os
 import socket
 import webbrowser
-from collections.abc import Sequence
-from threading import Timer
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +20,8 @@ from attnflow.errors.arguments import check_named
 from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from attnflow_connect.server.models import Access
 
 app = typer.Typer(name="serve")
@@ -25,6 +29,7 @@ app = typer.Typer(name="serve")
 _HOST = "127.0.0.1"
 _LOCAL = (_HOST, "localhost")
 _SHORTEST_TOKEN = 16  # characters
+_SECONDS_TO_OPEN = 0.3  # after which the page is opened, unless the server could not start
 
 
 @app.command()
@@ -99,25 +104,64 @@ def _serve_here(
     device: str | None,
     open_page: bool,
 ) -> None:
-    """Serve in this process; its address is told at once, and who comes early waits."""
+    """Serve in this process: the page at once, the rest when the models are loaded."""
     listening = _listen(host, port)
     url = f"http://{host}:{listening.getsockname()[1]}/"
     typer.echo(f"attnflow: {url} (Ctrl-C ends it)", err=True)
-    _prepare()
-    uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
+    for package in ("uvicorn", "starlette"):
+        optional_import(package, extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
-    from attnflow_connect.server.app import guarded_app
+    from attnflow.models.smollm2 import missing_packages
+    from attnflow_connect.server.entrance import EarlyServer, guarded_app
     from attnflow_connect.server.guard import log_requests, server_settings
-    from attnflow_connect.server.models import embedded_models, named_models
 
     log_requests()
-    with listening:
+    loading: Future[Starlette] = Future()
+    entrance = guarded_app(loading, access=access, with_example=not missing_packages())
+    build = partial(_build, names, access, device)
+    server = EarlyServer(server_settings(entrance), loading, build)
+    opening = Timer(_SECONDS_TO_OPEN, webbrowser.open, [url])
+    if open_page and access.token is None:
+        opening.start()
+    try:
+        with listening, _shown(loading):
+            server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        if server.is_loading:  # the interpreter's own end breaks an import in another thread
+            os._exit(0)
+        raise
+    finally:
+        opening.cancel()
+    if loading.done():
+        loading.result()  # raises what went wrong
+
+
+def _build(names: Sequence[str], access: Access, device: str | None) -> Starlette:
+    """Import what takes seconds, load the models that are named, and return the application."""
+    _prepare()
+    from attnflow_connect.server.app import create_app
+    from attnflow_connect.server.models import embedded_models, named_models
+
+    return create_app([*embedded_models(), *named_models(names, device)], access=access)
+
+
+@contextlib.contextmanager
+def _shown(loading: Future[Starlette]) -> Iterator[None]:
+    """Show in the terminal that the models are being loaded, from a thread of its own."""
+    over = Event()
+    loading.add_done_callback(lambda _: over.set())
+
+    def show() -> None:
         with progress_bars("loading the models"):
-            models = [*embedded_models(), *named_models(names, device)]
-        if open_page and access.token is None:
-            Timer(0.8, webbrowser.open, [url]).start()
-        server = uvicorn.Server(server_settings(guarded_app(models, access=access)))
-        server.run(sockets=[listening])
+            over.wait()
+
+    thread = Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _serve_on_ray(

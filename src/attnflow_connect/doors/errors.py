@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from starlette.responses import JSONResponse
 
 _ANTHROPIC = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",

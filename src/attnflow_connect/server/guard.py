@@ -92,7 +92,7 @@ class Guard:
             answer = error_response(scope["path"], refused.status, str(refused), closing)
             await answer(scope, receive, guarded)
             return
-        await self._app(scope, _replaying(body, receive), guarded)
+        await self._app(scope, replaying(body, receive), guarded)
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
         method = scope["method"]
@@ -161,7 +161,8 @@ def _with_headers(send: Send) -> Send:
     return guarded
 
 
-def _replaying(body: bytes, receive: Receive) -> Receive:
+def replaying(body: bytes, receive: Receive) -> Receive:
+    """Return what gives a body that was read already, and then what comes after it."""
     handed_over = False
 
     async def again() -> Message:
@@ -305,7 +306,6 @@ class Observer:
             await self._app(scope, receive, send)
             return
         name, start, status = f"req_{secrets.token_hex(8)}", perf_counter(), 499  # the client left
-        path = scope["path"] if scope["path"] in self._paths else "other"
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -319,6 +319,8 @@ class Observer:
             await self._app(scope, receive, noting)
         finally:
             seconds = perf_counter() - start
+            # Now, not before: the application's addresses may have become known meanwhile.
+            path = scope["path"] if scope["path"] in self._paths else "other"
             # The page asks often how far its work is: its requests are no news.
             level = logging.INFO if is_door(path) else logging.DEBUG
             LOG.log(level, "%s %s %s %d %.3fs", name, scope["method"], path, status, seconds)

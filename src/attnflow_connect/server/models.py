@@ -18,6 +18,7 @@ from attnflow.errors import InputError
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
+DEFAULT = "default"  # stands for the model's own method
 # The drawing that visitors may try: scene 7 of those that nothing was chosen by.
 _PICTURE = "example.png"
 
@@ -40,6 +41,7 @@ class Limits:
     results: int = 64
     seconds_to_send: float = 15.0
     seconds_to_read: float = 60.0
+    seconds_to_load: float = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

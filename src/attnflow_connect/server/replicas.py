@@ -12,16 +12,19 @@ import logging
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from attnflow.corpus.ray_engine import start_ray
 from attnflow.errors import InputError, ModelError, optional_import, shorten
-from attnflow_connect.server.app import guarded_app
+from attnflow_connect.server.app import create_app
+from attnflow_connect.server.entrance import guarded_app
 from attnflow_connect.server.guard import log_requests
 from attnflow_connect.server.models import Access, Limits, embedded_models, named_models
 
@@ -63,7 +66,9 @@ def running_replicas(
     def build() -> ASGIApp:
         log_requests()
         offered = [*embedded_models(), *named_models(models, device)]
-        return guarded_app(offered, access=replica_access)
+        loaded: Future[Starlette] = Future()
+        loaded.set_result(create_app(offered, access=replica_access))
+        return guarded_app(loaded, access=replica_access)
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     begun = not ray.is_initialized()

@@ -28,12 +28,11 @@ from attnflow.explainers.prompts import as_chat
 from attnflow.methods import Method, make_method, trace_methods
 from attnflow.show.view import View
 from attnflow.tokens.documents import named_documents
-from attnflow_connect.server.models import Limits, OfferedModel
+from attnflow_connect.server.models import DEFAULT, Limits, OfferedModel
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-DEFAULT = "default"
 _CAREFUL = "careful"  # runs a language model again, and explains words: it stands alone
 _ROLES = ("system", "user", "assistant")
 _MOST_MESSAGES = 40

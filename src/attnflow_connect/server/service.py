@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,11 @@ from attnflow.errors import TokensError
 from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
 from attnflow.methods import Flow
+from attnflow_connect.server.entrance import EXAMPLE, example_documents, example_view
 from attnflow_connect.server.jobs import Job, Jobs, Results, StoredResult
-from attnflow_connect.server.models import Limits, OfferedModel
+from attnflow_connect.server.models import DEFAULT, Limits, OfferedModel
 from attnflow_connect.server.requests import (
-    DEFAULT,
     REQUESTS,
-    AskRequest,
     BaseRequest,
     method_titles,
     read_request,
@@ -24,8 +22,6 @@ from attnflow_connect.server.requests import (
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
-
-_EXAMPLE = "example"  # the result that the page opens on
 
 
 class Server:
@@ -37,7 +33,8 @@ class Server:
         self.jobs = Jobs(waiting=limits.waiting)
         self.results = Results(most=limits.results)
         if example.MODEL in self.models:
-            self.results.keep(_EXAMPLE, self._example())
+            saved = Comparison((example.example_result(),))
+            self.results.keep(EXAMPLE, StoredResult(saved, example_view(), generated=True))
 
     def submit(self, kind: type[BaseRequest], body: bytes) -> Job:
         """Read a request and put it into the queue."""
@@ -57,28 +54,13 @@ class Server:
             },
             "new_tokens": {kind.task: kind.usual_tokens for kind in REQUESTS if kind.usual_tokens},
             "example": {
-                "result": _EXAMPLE if self.results.get(_EXAMPLE) else None,
                 "question": example.QUESTION,
-                "documents": _example_documents(),
+                "documents": example_documents(),
             },
             "limits": {
                 name: getattr(self.limits, name) for name in ("tokens", "new_tokens", "image_bytes")
             },
         }
-
-    def _example(self) -> StoredResult:
-        """Return the answer that was saved with the package, as if it had been asked for here."""
-        record = {
-            "model": example.MODEL,
-            "question": example.QUESTION,
-            "methods": [DEFAULT],
-            "documents": _example_documents(),
-            "tokens": example.MAX_NEW_TOKENS,
-        }
-        request = read_request(json.dumps(record).encode(), AskRequest, self.models, self.limits)
-        comparison = Comparison((example.example_result(),))
-        document = comparison.view(title=example.QUESTION)
-        return StoredResult(comparison, {**document, "request": request.record()}, generated=True)
 
     def _carry_out(self, request: BaseRequest) -> str:
         """Do what was asked, and keep the result with the request."""
@@ -104,7 +86,3 @@ class Server:
                 f"The text has {count} tokens; this server takes up to {most}{for_flow}. Shorten "
                 "it, or use attnflow in Python or on the command line, which have no such limit."
             )
-
-
-def _example_documents() -> list[dict[str, str]]:
-    return [{"name": name, "text": text} for name, text in example.DOCUMENTS.items()]

@@ -5,7 +5,8 @@
 
   const { make, Form } = attnflow;
   const POLL = 250; // ms
-  const EXAMPLE = "example"; // the name of the result that the page opens on
+  const PATIENCE = 300; // ms in which a server whose models are loaded has answered
+  const EXAMPLE = document.body.dataset.example; // the result that the page opens on, if there is one
   const at = (id) => document.getElementById(id);
   let form = null;
   let viewer = null;
@@ -21,7 +22,7 @@
       throw new Error("The server does not answer. Is it still running?");
     }
     const body = await answer.json().catch(() => ({ error: `The server answered ${answer.status}.` }));
-    if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
+    if (!answer.ok) throw Object.assign(new Error(body.error ?? `The server answered ${answer.status}.`), { status: answer.status });
     return body;
   }
 
@@ -114,11 +115,20 @@
     history.replaceState(null, "", "/");
   }
 
-  async function open(id, state = "", earlier = null) {
+  async function show(id, state = "") {
     const record = await ask(`/api/results/${id}.json`);
     waiting(null);
-    form.restore(record.request);
     viewer = attnflow.show(at("result"), record, { state, onState: (view) => address(id, view) });
+    return record;
+  }
+
+  async function open(id, state = "", earlier = null) {
+    settle(id, await show(id, state), earlier);
+  }
+
+  // What is in sight can be asked again, edited and taken away.
+  function settle(id, record, earlier = null) {
+    form.restore(record.request);
     shown = { id, request: JSON.stringify(form.request()) };
     address(id, viewer.link());
     at("again").hidden = false;
@@ -180,27 +190,47 @@
     return { id, state: state ?? "" };
   }
 
-  async function begin() {
+  // What is offered, once the models are there; the server says so if that takes long.
+  async function loaded() {
+    const notice = setTimeout(() => (at("loading").hidden = false), PATIENCE);
     try {
-      const offers = await ask("/api/models");
+      for (;;) {
+        try {
+          return await ask("/api/models");
+        } catch (error) {
+          if (error.status !== 503) throw error;
+          await new Promise((resolve) => setTimeout(resolve, 1000));
+        }
+      }
+    } finally {
+      clearTimeout(notice);
+      at("loading").hidden = true;
+    }
+  }
+
+  async function begin() {
+    const { id, state } = parts();
+    try {
+      // The saved answer needs no model: it is in sight while they are loaded.
+      const early = EXAMPLE && ["", EXAMPLE].includes(id) ? show(EXAMPLE, state) : null;
+      const [offers, record] = await Promise.all([loaded(), early]);
       form = new Form(offers, { onChange: mark, onExample: submit });
       if (offers.models.some((one) => one.generates)) form.task = "ask";
       const chats = offers.models.some((one) => one.chats);
       document.querySelector("[name=task][value=chat]").closest("label").hidden = !chats;
       if (!form.fill()) giveUp("No model here can do this. Start the server with --model NAME, or install attnflow[demo].");
       listen();
-      const { id, state } = parts();
-      if (/^[\w-]{6,40}$/.test(id)) await open(id, state);
+      if (record) settle(EXAMPLE, record);
+      else if (/^[\w-]{6,40}$/.test(id)) await open(id, state);
       else if (id !== "new") await openExample(offers);
       else at("ask").hidden = false;
     } catch (error) {
-      giveUp(error.message);
+      (form ? giveUp : complain)(error.message);
     }
   }
 
   // Where no answer was saved with the package, a model that is at hand explains its example.
   async function openExample(offers) {
-    if (offers.example.result) return open(offers.example.result);
     const model = offers.models.find((one) => one.explains && one.examples.length);
     if (!model) return giveUp(null); // the form is there
     return run("explain", { model: model.name, text: model.examples[0] }, model.examples[0]);
