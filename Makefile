@@ -106,12 +106,14 @@ torture: $(VENV)/.ray
 	$(BIN)/python -W ignore tests/torture.py
 
 # Ways to hold a model that `make test` leaves out: quantised by other packages, over two processes.
-# The packages stay beside the environment: torchao prints to every command that finds it.
+# The packages stay beside the environment: torchao prints to every command that finds it. Fewer
+# interrupts: make holding INTERRUPTS=40.
+INTERRUPTS ?= 1000
 holding: $(STAMP)
 	$(APART) $(VENV)/quantised torchao bitsandbytes compressed-tensors loguru
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
-	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore tests/interrupts.py 1000 bitsandbytes torchao compressed
-	$(BIN)/python -W ignore tests/ranks.py 1000
+	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore tests/interrupts.py $(INTERRUPTS) bitsandbytes torchao compressed
+	$(BIN)/python -W ignore tests/ranks.py $(INTERRUPTS)
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py tests/test_holding.py -k "ranks or continuous"
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -W ignore benchmarks/held_models.py
 
