@@ -62,6 +62,7 @@ bench: $(VENV)/.bench $(VENV)/.ray
 	$(BIN)/python benchmarks/images.py --output out/bench $(if $(BENCH),--rounds 1)
 	$(BIN)/python benchmarks/corpus.py --output out/bench $(BENCH)
 	$(BIN)/python benchmarks/citations.py --output out/bench $(BENCH)
+	$(BIN)/python benchmarks/replicas.py --output out/bench $(BENCH)
 
 # Long contexts on a machine with CUDA: every bar of docs/performance.md as a ratio, in one run.
 bench-gpu: $(STAMP)

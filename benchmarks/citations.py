@@ -1,34 +1,26 @@
-"""Citations: the time that they add to an answer, and replicas of the server against one.
+"""Citations: the time that they add to an answer.
 
     python benchmarks/citations.py --output out/bench [--quick]
 
-*Added*: SmolLM2 writes 64 tokens over eight different documents, about 2,000 tokens; then it reads
+SmolLM2 writes 64 tokens over eight different documents, about 2,000 tokens; then it reads
 its answer: the sources of each statement, by the default and by the rows of all tokens at once, and
 what is left without them. What counts is the time of the processor, on one thread, so that other
-work on the machine does not, and the median of the rounds. *Replicas* (with Ray): a
-small random model, eight clients; requests in a second of two replicas against one, in turns, the
-median. Replicas, clients and Ray share the cores that there are: with two, the ratio is a floor.
+work on the machine does not, and the median of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 T = TypeVar("T")
 NEW, WORDS = 64, 165  # tokens of the answer, words of each document
-PATH = "/v1/chat/completions"
 PLACES = ("harbour", "mill", "school", "garden", "station", "library", "bakery", "tower")
 QUESTION = "How long is the notice period of the library, and who must receive the notice?"
 
@@ -97,62 +89,19 @@ def added_time(words: int, new: int, rounds: int) -> list[str]:
     return lines
 
 
-def replicas(rounds: int, count: int) -> list[str]:
-    """Return lines on the requests in a second of one replica and of two."""
-    import ray
-
-    import torture_serving
-    from attnflow.corpus.ray_engine import start_ray
-    from attnflow_connect.server.models import Access
-    from attnflow_connect.server.replicas import running_replicas
-
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else whatever else runs goes before
-    speeds: dict[int, list[float]] = {1: [], 2: []}
-    port = torture_serving.free_port()
-    body = {**torture_serving.BODIES[PATH], "documents": torture_serving.TEXTS * 6}
-    with tempfile.TemporaryDirectory() as folder:
-        torture_serving.save_model(Path(folder))
-        start_ray(ray, None, cores=3)
-        for number in [*speeds] * rounds:
-            with running_replicas([folder], number, Access(), ("127.0.0.1", port)):
-                left = list(range(4 * number + count))
-                for _ in range(4 * number):  # each has its first requests behind it
-                    torture_serving.send(port, PATH, body)
-                    left.pop()
-
-                def work(rng: Random, left: list[int] = left) -> str:
-                    left.pop()
-                    return torture_serving.send(port, PATH, {**body, "max_tokens": 64})
-
-                start = time.perf_counter()
-                outcomes = torture_serving.in_threads(8, work, lambda left=left: len(left) > 0)
-                speeds[number].append(outcomes.get("ok", 0) / (time.perf_counter() - start))
-        ray.shutdown()
-    ratio = statistics.median(two / one for one, two in zip(*speeds.values(), strict=True))
-    medians = [statistics.median(each) for each in speeds.values()]
-    return [
-        f"requests in a second: {medians[0]:.2f} from one replica, {medians[1]:.2f} from two; "
-        f"{ratio:.2f} × (bar: 1.6), {os.cpu_count()} cores, {os.getloadavg()[0]:.1f} processes wait"
-    ]
-
-
 def main() -> None:
-    """Measure, print and write both."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/bench"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="short documents, one round")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.rounds, arguments.requests = 1, 16
+        arguments.rounds = 1
     arguments.output.mkdir(parents=True, exist_ok=True)
     size = (WORDS // 4, NEW // 2, 1) if arguments.quick else (WORDS, NEW, arguments.rounds or 1)
     lines = added_time(*size)
     print(*lines, sep="\n", flush=True)
-    if find_spec("ray") is not None and arguments.rounds:
-        lines += replicas(arguments.rounds, arguments.requests)
-        print(lines[-1])
     (arguments.output / "citations.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,7 @@ from attnflow.errors.progress import tell
 from attnflow.tokens.documents import compose_prompt, named_documents
 from attnflow_connect.doors import conversation
 from attnflow_connect.server.models import Access, Limits, OfferedModel
+from attnflow_connect.server.replicas import share_of_cores
 from serving import JSON, Client, serving
 from test_doors_http import (
     CHAT,
@@ -97,6 +99,12 @@ def test_replicas_are_ray_s(
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an extra: `make torture` has it")
 def test_a_replica_that_dies_loses_no_request_in_silence() -> None:
     assert torture_serving.run_script("replicas", 40) == (40, [])
+
+
+def test_replicas_share_the_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert [share_of_cores(count, None) for count in (1, 2, 3, 40, "auto")] == [16, 8, 5, 1, 1]
+    assert share_of_cores(2, "ray-head:6379") == 1
 
 
 def test_a_replica_has_no_page_and_no_numbers(offer: OfferedModel) -> None:

@@ -46,7 +46,7 @@ CUT_OFF = (ConnectionError, http.client.IncompleteRead, http.client.BadStatusLin
 run_script = partial(torture_evaluation.run_script, script=__file__)
 
 
-def save_model(folder: Path) -> Path:
+def save_model(folder: Path, **sizes: int) -> Path:
     """Save a small random Llama that can spell everything, with a chat template."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -57,7 +57,7 @@ def save_model(folder: Path) -> Path:
     tokenizer = byte_level()
     tokenizer.chat_template = CHATML
     torch.manual_seed(0)
-    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 2048}
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 2048, **sizes}
     LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -9,6 +9,7 @@ again, since nothing says how much of it was done.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,16 @@ def parse_replicas(text: str | None) -> int | str:
     return int(text)
 
 
+def share_of_cores(count: int | str, address: str | None) -> int:
+    """Return the cores that each replica computes on: its share of those of this machine.
+
+    On a cluster, whose machines differ, and where Ray chooses how many replicas there are: one.
+    """
+    if address is not None or isinstance(count, str):
+        return 1
+    return max(1, (os.cpu_count() or 1) // count)
+
+
 @contextmanager
 def running_replicas(
     names: Sequence[str],
@@ -51,19 +62,26 @@ def running_replicas(
     *,
     address: str | None = None,
     device: str | None = None,
+    threads: int | None = None,
 ) -> Iterator[None]:
     """Run replicas of the server until the block ends; inside it they answer.
 
     names: of models beside the embedded ones. count: how many replicas; "auto": as Ray finds best.
     place: the host and port to listen on. address: of a cluster; by default one is started here.
-    device: of the models that are named; where it is "cuda" each replica has a GPU.
+    device: of the models that are named; where it is "cuda" each replica has a GPU. threads: cores
+    that each replica computes on; by default `share_of_cores`.
     """
     ray = optional_import("ray", extra="ray", purpose="The engine Ray")
     serve = optional_import("ray.serve", extra="ray", purpose="The engine Ray")
     models = tuple(names)
     replica_access = replace(access, replica=True)
 
+    cores = threads or share_of_cores(count, address)
+
     def build() -> ASGIApp:
+        import torch
+
+        torch.set_num_threads(cores)  # those that Ray counts; without this one takes all there are
         log_requests()
         offered = [*embedded_models(), *named_models(models, device)]
         loaded: Future[Starlette] = Future()
@@ -74,14 +92,17 @@ def running_replicas(
     begun = not ray.is_initialized()
     if begun:
         # one core more than replicas have is for Ray; None: as many as there are
-        start_ray(ray, address, cores=count + 1 if isinstance(count, int) else None)
+        start_ray(ray, address, cores=count * cores + 1 if isinstance(count, int) else None)
     try:
         serve.start(http_options={"host": place[0], "port": place[1]}, logging_config=_QUIET)
         deployment = serve.deployment(
             serve.ingress(build)(),
             num_replicas=count,
             max_ongoing_requests=Limits.waiting + _MORE,
-            ray_actor_options={"num_cpus": 1, "num_gpus": int((device or "").startswith("cuda"))},
+            ray_actor_options={
+                "num_cpus": cores,
+                "num_gpus": int((device or "").startswith("cuda")),
+            },
             logging_config=_QUIET,
             max_constructor_retry_count=1,  # a model that cannot be loaded is told soon
         )
