@@ -151,6 +151,7 @@ def run_rounds(arguments: argparse.Namespace) -> dict[int, list[Round]]:
     from attnflow_connect.server.replicas import running_replicas
 
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else whatever else runs goes before
+    os.environ.pop("OMP_NUM_THREADS", None)  # else it goes before the cores that Ray gives
     threads, port = arguments.threads, torture_serving.free_port()
     texts = torture_serving.TEXTS * arguments.texts
     body = {**torture_serving.BODIES[PATH], "documents": texts, "max_tokens": arguments.tokens}

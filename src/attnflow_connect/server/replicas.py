@@ -79,9 +79,6 @@ def running_replicas(
     cores = threads or share_of_cores(count, address)
 
     def build() -> ASGIApp:
-        import torch
-
-        torch.set_num_threads(cores)  # those that Ray counts; without this one takes all there are
         log_requests()
         offered = [*embedded_models(), *named_models(models, device)]
         loaded: Future[Starlette] = Future()
@@ -100,7 +97,7 @@ def running_replicas(
             num_replicas=count,
             max_ongoing_requests=Limits.waiting + _MORE,
             ray_actor_options={
-                "num_cpus": cores,
+                "num_cpus": cores,  # Ray has it compute on as many threads
                 "num_gpus": int((device or "").startswith("cuda")),
             },
             logging_config=_QUIET,
