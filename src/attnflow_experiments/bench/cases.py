@@ -46,7 +46,7 @@ METRICS: Final[Mapping[str, str]] = {
     "first": "right first",
     "recall": "recall",
 }
-"""What is reported, in this order. In all of them more is better."""
+"""The figures that are reported, in this order. In all of them more is better."""
 _ABLATIONS = 64
 _ANSWER_TOKENS = 16  # tokens of an answer that the model writes itself
 _TOP_WORDS = 3

@@ -59,11 +59,11 @@ TEXT_METHODS = (
     *("raw", "leave-one-out", "ablation-regression:samples=32", "random"),
 )
 TEXT_PEERS = tuple(name for name, package in PEER_PACKAGES.items() if package == "captum")
+"""The peers that can explain models which do not write."""
 PHOTO_METHODS = (
     *("default", "gradient-attention", "gradient-rollout", "alti", "rollout", "raw"),
     *("grad-cam", "layer-cam", "centre", "random"),
 )
-"""What can explain models that do not write."""
 NOT_RUN = {
     "DPA": "its code is no package, and its tracer fails on transformers 5, where the call that it "
     "takes for attention is another",

@@ -39,7 +39,7 @@ from attnflow_experiments.documents.data import SourcedQuestion
 
 DEFAULT = "default"
 CHECKED = "checked"
-"""What `ask` names after its check, by the default; "checked+NAME" by another method."""
+"""The documents that `ask` names after its check, by the default; "checked+NAME": by another."""
 _MOST_WRITTEN = 24  # tokens of an answer
 
 

@@ -38,7 +38,7 @@ from attnflow_experiments.observe import observe_texts
 
 @dataclass(frozen=True, eq=False)
 class GradientSums:
-    """Of the gradient at each position: |Σ_d|, its norm, and how many dimensions there are."""
+    """Sums of the gradient at each position: |Σ_d|, its norm, and how many dimensions there are."""
 
     sums: NDArray[np.float64]
     norms: NDArray[np.float64]

@@ -170,7 +170,7 @@ def split(examples: Sequence[Example], *, dev: int, test: int, seed: int) -> Spl
 
 
 def held_out(examples: Sequence[Example]) -> list[Example]:
-    """Of all lines of ``numpred.val``: the 3,000 prefixes that decided nothing in training."""
+    """Return the 3,000 prefixes that decided nothing in training, of all in ``numpred.val``."""
     examples = distinct(examples)
     if len(examples) != NATURAL_DISTINCT:
         raise InputError(
