@@ -162,33 +162,48 @@ class ExplainRequest(BaseRequest):
         return comparison, comparison.view()
 
 
-class GenerateRequest(BaseRequest):
+class _WritingRequest(BaseRequest):
+    """Let the model write, and explain every token."""
+
+    usual_tokens = _usual_count(compare_completions)
+
+    tokens: int
+    check: bool = True
+
+    def _write(
+        self, model: Model, prompt: Any, title: str, **options: Any
+    ) -> tuple[Comparison, View]:
+        methods = self.chosen() or (None,)
+        writing = {"max_new_tokens": self.tokens, "check": self.check, **options}
+        comparison = compare_completions(model, prompt, methods, **writing)
+        if len(title) > _LONGEST_TITLE:
+            title = f"{title[: _LONGEST_TITLE - 2]}…"
+        return comparison, comparison.view(title=title)
+
+
+class GenerateRequest(_WritingRequest):
     """Continue a prompt and attribute what is written."""
 
     task = "generate"
     ability = "generates"
     purpose = "continue a prompt"
     subject = "prompt"
-    usual_tokens = _usual_count(compare_completions)
 
     prompt: str = ""
-    tokens: int
     chat: bool = False
-    check: bool = True
 
     def carry_out(self, model: Model) -> tuple[Comparison, View]:
         """Continue the prompt and explain every token; the heading is the prompt, which goes on."""
         prompt = as_chat(self.prompt) if self.chat else self.prompt
-        return _continue(self, model, prompt, f"{self.prompt.strip()} …", check=self.check)
+        return self._write(model, prompt, f"{self.prompt.strip()} …")
 
 
-class ChatRequest(BaseRequest):
+class ChatRequest(_WritingRequest):
     """Answer the last message of a conversation and attribute the answer to its messages."""
 
     task = "chat"
     ability = "chats"
     purpose = "talk with"
-    usual_tokens = _usual_count(compare_completions)
 
     class Message(_Strict):
         """A turn of a conversation."""
@@ -197,8 +212,6 @@ class ChatRequest(BaseRequest):
         content: str
 
     messages: list[Message] = []
-    tokens: int
-    check: bool = True
 
     @field_validator("messages")
     @classmethod
@@ -223,8 +236,7 @@ class ChatRequest(BaseRequest):
     def carry_out(self, model: Model) -> tuple[Comparison, View]:
         """Answer the last message, which is the heading, and explain every token."""
         messages = [message.model_dump() for message in self.messages]
-        title = self.messages[-1].content.strip()
-        return _continue(self, model, messages, title, check=self.check)
+        return self._write(model, messages, self.messages[-1].content.strip())
 
 
 class AskRequest(BaseRequest):
@@ -317,39 +329,20 @@ class ImageRequest(BaseRequest):
         return comparison, comparison.view(title=self.name)
 
 
-class ImageQuestionRequest(ImageRequest):
+class ImageQuestionRequest(ImageRequest, _WritingRequest):
     """Answer a question about an image and say which of its parts each word draws on."""
 
     task = "image-question"
     ability = "answers"
     purpose = "answer a question about an image"
     subject = "question"
-    usual_tokens = _usual_count(compare_completions)
 
     question: str = ""
-    tokens: int
 
     def carry_out(self, model: Model) -> tuple[Comparison, View]:
         """Answer the question, which is the heading, and explain every word."""
         images = [_decode(self.image)]
-        return _continue(self, model, self.question, self.question.strip(), images=images)
-
-
-def _continue(
-    request: GenerateRequest | ChatRequest | ImageQuestionRequest,
-    model: Model,
-    prompt: Any,
-    title: str,
-    **options: Any,
-) -> tuple[Comparison, View]:
-    """Let the model write and explain every token."""
-    methods = request.chosen() or (None,)
-    comparison = compare_completions(
-        model, prompt, methods, max_new_tokens=request.tokens, **options
-    )
-    if len(title) > _LONGEST_TITLE:
-        title = f"{title[: _LONGEST_TITLE - 2]}…"
-    return comparison, comparison.view(title=title)
+        return self._write(model, self.question, self.question.strip(), images=images)
 
 
 REQUESTS: tuple[type[BaseRequest], ...] = (
