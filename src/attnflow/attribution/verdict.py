@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from math import exp, isfinite, log
 from typing import Any, Literal, get_args
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from attnflow.errors import InputError, percent, shorten
 
 UNCHECKED = "unchecked"
@@ -206,10 +209,17 @@ def support_of(
 
     Counted as `telling` counts.
     """
-    loss = telling(log_prob, without)
     if alone is None or prior is None:
-        return loss
-    return max(loss, telling(log_prob, log_prob + prior - min(alone, log_prob)))
+        return telling(log_prob, without)
+    return telling(log_prob, log_prob - float(lost_or_held(log_prob, without, alone, prior)))
+
+
+def lost_or_held(
+    base: ArrayLike, without: ArrayLike, alone: ArrayLike, prior: ArrayLike
+) -> NDArray[np.float64]:
+    """Return what is lost without sources or, if more, what they hold alone of all there is."""
+    held = np.subtract(np.minimum(alone, base), prior)
+    return np.maximum(np.subtract(base, without), held)
 
 
 def is_unsupported(support: float, total: float) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from attnflow.attribution.verdict import lost_or_held
 from attnflow.errors import InputError, MethodError
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, log_odds
@@ -75,10 +76,8 @@ def _leave_one_out(method: LeaveOneOut, task: AblationTask) -> tuple[Floats, int
         every = {position for place in places for position in place}
         sets += [sorted(every), *(sorted(every.difference(place)) for place in places)]
     measured = responses(method, task, sets)
-    base, rest = measured[0], measured[1 + len(places) :]
-    values = base - measured[1 : 1 + len(places)]
-    if method.alone:  # no more than all of them hold together
-        values = np.maximum(values, np.minimum(rest[1:], base) - rest[0])
+    base, without, rest = np.split(measured, [1, 1 + len(places)])
+    values = lost_or_held(base, without, rest[1:], rest[:1]) if method.alone else base - without
     return np.ascontiguousarray(values.T), len(sets)
 
 
