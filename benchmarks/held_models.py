@@ -34,17 +34,10 @@ ROUNDS = 5
 
 
 def language_model() -> Any:
-    """Large enough that its own arithmetic takes the time."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        vocab_size=1000,
-        pad_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    """Build one whose own arithmetic takes the time."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000}
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, **heads}
+    return holding.language_model(**sizes, initializer_range=0.02).requires_grad_(False)
 
 
 WAYS: dict[str, tuple[str, Callable[[Callable[[], Any]], Any]]] = {

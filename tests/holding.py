@@ -232,13 +232,8 @@ _FORMATS: dict[str, dict[str, Any]] = {
 
 def wide() -> Any:
     """A language model whose layers fill the blocks that packages quantise by."""
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer()), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, initializer_range=0.3, bos_token_id=1, eos_token_id=2,
-        pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    return language_model(**sizes, num_key_value_heads=4, initializer_range=0.3)
 
 
 @cache

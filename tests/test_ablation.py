@@ -54,13 +54,15 @@ def tokenizer() -> Any:
     )  # fmt: skip
 
 
-def language_model(seed: int = 0) -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer()), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+def language_model(seed: int = 0, **others: Any) -> Any:
+    """Build a tiny Llama over these words; others: what its config has otherwise."""
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer()), "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "initializer_range": 0.4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
     torch.manual_seed(seed)
+    config = transformers.LlamaConfig(**{**settings, **others})
     return transformers.LlamaForCausalLM(config).eval()
 
 
