@@ -121,6 +121,57 @@ def test_a_document_that_the_answer_does_not_read_is_not_hidden_for_good(
     assert passes == 4  # nothing, all, the first, all others: neither of the two alone
 
 
+class HalfHidden:
+    """An ablation that loses so many nats without three words and without one: hidden from the
+    answer only, and for good.
+    """
+
+    keys, prompt_ids, hides_beside = (0,), (0,) * 6, True
+
+    def __init__(self, beside: tuple[float, float], for_good: tuple[float, float]) -> None:
+        self.beside, self.for_good, self.passes = beside, for_good, 0
+
+    def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Any:
+        self.passes += sum(map(bool, sets))
+        return np.array([[-0.1 - {0: 0.0, 3: self.for_good[0]}.get(len(one), self.for_good[1])]
+                         for one in sets])  # fmt: skip
+
+    def log_probs_beside(self, sets: Sequence[Sequence[int]], start: int) -> Any:
+        assert start == len(self.prompt_ids)
+        return HalfHidden(self.beside, self.beside).token_log_probs(sets)
+
+
+@pytest.mark.parametrize(
+    ("beside", "for_good", "kind", "lost", "passes"),
+    [
+        ((5.0, 2.0), (6.0, 3.0), "rests", 2.0, 0),
+        ((5.0, 0.8), (6.0, 0.1), "together", 5.0, 1),
+        ((0.0, 2.0), (6.0, 3.0), "rests", 2.0, 1),  # the rest of the prompt has read the words
+        ((0.8, 0.0), (0.3, 0.0), "partly", 0.3, 1),
+        ((0.0, 0.0), (0.0, 0.0), "none", 0.0, 1),
+    ],
+)
+def test_words_are_hidden_for_good_where_hiding_them_from_the_answer_does_not_tell(
+    beside: tuple[float, float],
+    for_good: tuple[float, float],
+    kind: str,
+    lost: float,
+    passes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = Attribution(
+        np.array([[[0.0, 0.4, 0.3, 0.2, 0.0, 0.0]]]), (1,), Tokens(("45",), (6,)),
+        Tokens(tuple("abcdef")), Raw(), provenance={"log_probs": [-0.1]},
+    )  # fmt: skip
+    ablation = HalfHidden(beside, for_good)
+    monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: ablation)
+    loaded: Any = SimpleNamespace(tokenizer=None, facts=SimpleNamespace(encoder_decoder=False))
+    verdict = verdicts.judge_completion(result, loaded, Completion(Prompt([0] * 6), [7]))
+    assert verdict is not None
+    assert (verdict.kind, ablation.passes) == (kind, passes)
+    assert verdict.without == pytest.approx(-0.1 - lost)
+
+
 def test_what_several_statements_ask_for_is_read_in_the_same_passes() -> None:
     rounds: list[list[frozenset[int]]] = []
     reading: Any = SimpleNamespace(read=rounds.append)

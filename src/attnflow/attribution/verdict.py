@@ -238,6 +238,11 @@ def takes_away(loss: float, gain: float = 0.0) -> bool:
     return loss >= max(_HALF, gain / 2)
 
 
+def clearly_takes_away(loss: float) -> bool:
+    """Return whether so much is lost that a rough measurement is enough: three quarters."""
+    return loss >= 2 * _HALF
+
+
 def is_little(loss: float) -> bool:
     """Return whether less than a tenth of a probability is lost."""
     return loss < _LITTLE

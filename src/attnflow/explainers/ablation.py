@@ -182,16 +182,22 @@ class CompletionAblation:
         empty = np.empty((0, len(self.completion_ids)))
         return np.stack([rows[key] for key in keys]) if keys else empty
 
-    def log_probs_beside(self, sets: Sequence[Sequence[int]]) -> Floats:
+    @property
+    def hides_beside(self) -> bool:
+        """True where sets may be hidden from the end of the text only, beside one cache."""
+        return self.by == "hide" and self.takes_prefix_from_cache
+
+    def log_probs_beside(self, sets: Sequence[Sequence[int]], start: int = 0) -> Floats:
         """Return `token_log_probs` with the sets hidden only from what stands after all of them.
 
         Only the end of the text runs again. What stands between has read them, so that this is
         nearly the same where they are documents that do not speak of one another. Where no cache
-        can be shared they are hidden from all.
+        can be shared they are hidden from all. start: they are hidden from there on, if that is
+        later.
         """
-        start = max((position + 1 for each in sets for position in each), default=0)
-        if self.by != "hide" or not self.takes_prefix_from_cache:
+        if not self.hides_beside:
             return self.token_log_probs(sets)
+        start = max((start, *(position + 1 for each in sets for position in each)))
         ids = (*map(int, self.prompt_ids), *map(int, self.completion_ids[:-1]))
         places = tuple(range(len(ids)))
         variants = [

@@ -30,6 +30,7 @@ from attnflow.attribution.verdict import (
     Kind,
     Part,
     Verdict,
+    clearly_takes_away,
     is_little,
     is_unsupported,
     support_of,
@@ -71,6 +72,23 @@ class _Reading:
         if new:
             log_probs = self.ablation.token_log_probs([sorted(each) for each in new])
             self.rows.update(zip(new, log_probs, strict=True))
+
+    def read_beside(self, sets: Sequence[frozenset[int]], tokens: Sequence[int]) -> None:
+        """Run the same, hidden from the answer only where its prompt's keys are kept.
+
+        The rest of the prompt has read what is hidden, so that some tokens may lose less than for
+        good: where they do not clearly lose their probability, it is hidden for good.
+        """
+        if self.ablation.keys and self.ablation.hides_beside:
+            self.read([frozenset()])
+            new = [each for each in dict.fromkeys(sets) if each not in self.rows]
+            start = len(self.ablation.prompt_ids)
+            log_probs = self.ablation.log_probs_beside([sorted(each) for each in new], start)
+            for each, row in zip(new, log_probs, strict=True):
+                self.rows[each] = row
+                if not clearly_takes_away(self.of(tokens, frozenset()) - self.of(tokens, each)):
+                    del self.rows[each]
+        self.read(sets)
 
     def of(self, tokens: Sequence[int], hidden: frozenset[int]) -> float:
         return float(np.minimum(self.rows[hidden][list(tokens)], 0.0).sum())
@@ -362,7 +380,7 @@ def judge_completion(
     reading = _Reading(result, model, completion)
 
     def read(sets: Sequence[frozenset[int]]) -> list[float]:
-        reading.read(sets)
+        reading.read_beside(sets, numbers)
         return [reading.of(numbers, each) for each in sets]
 
     return judge_sources(strongest_words(sources, result), read, len(numbers))
