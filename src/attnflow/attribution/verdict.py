@@ -218,8 +218,8 @@ def lost_or_held(
     base: ArrayLike, without: ArrayLike, alone: ArrayLike, prior: ArrayLike
 ) -> NDArray[np.float64]:
     """Return what is lost without sources or, if more, what they hold alone of all there is."""
-    held = np.subtract(np.minimum(alone, base), prior)
-    return np.maximum(np.subtract(base, without), held)
+    loss, hold = np.subtract(base, without), np.subtract(np.minimum(alone, base), prior)
+    return np.maximum(loss, hold)
 
 
 def is_unsupported(support: float, total: float) -> bool:
