@@ -73,10 +73,6 @@ def carry_on(blocks: Iterable[tuple[Values, Values]]) -> Values:
 
     blocks: the rows of some tokens at a time, in their order: shares of what was given, and of the
     generated tokens up to the last of the block. Only what this returns is held in memory.
-
-    >>> rows = [(np.array([[1.0], [0.5]]), np.array([[0.0, 0.0], [0.5, 0.0]]))]
-    >>> carry_on(rows).tolist()
-    [[1.0], [1.0]]
     """
     parts: list[Values] = []
     for given_shares, written_shares in blocks:
@@ -172,9 +168,6 @@ class Step:
     place: where the sentence stands. share: of the target, along this path. is_written: whether
     the model wrote it, so that the path goes on. columns: its sources. rest: the share that is in
     none of the steps.
-
-    >>> print(Step("e-mail 3, sentence 2", "Send it.", 0.5, False, (7, 8)))
-    e-mail 3, sentence 2 (50 %): "Send it."
     """
 
     place: str

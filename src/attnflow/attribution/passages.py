@@ -187,9 +187,7 @@ def positions_of(result: Attribution, columns: Sequence[int]) -> list[int]:
 
 
 def rank_passages(
-    result: Attribution,
-    rows: Sequence[int],
-    passages: Sequence[Passage] | None = None,
+    result: Attribution, rows: Sequence[int], passages: Sequence[Passage] | None = None
 ) -> tuple[RankedSource, ...]:
     """Return the passages that these rows together draw on, strongest first, at the highest layer.
 
@@ -356,9 +354,6 @@ class Citation:
     and `left`: the part of the statement's probability that is left then; None where nothing was
     hidden. likelihood: how likely the model finds each token of the statement, in the mean. page:
     the page of the document on which the sentence begins; None where it has none.
-
-    >>> Citation(0, 2, "45", "a.txt", 0, 8, 16, "45 days.", 0.9).to_dict()["document"]
-    'a.txt'
     """
 
     start: int

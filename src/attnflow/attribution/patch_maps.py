@@ -145,12 +145,6 @@ def region_of(values: NDArray[np.float64]) -> Region | None:
 
     Of all windows of a few sizes it is the one whose share of the map is furthest above its part
     of the area: what speaks against a target counts as nothing.
-
-    >>> map = np.zeros((6, 6))
-    >>> map[2:4, 4:] = 1.0
-    >>> region = region_of(map)
-    >>> region.name, region.share, len(region.patches)
-    ('the area right of the middle', 1.0, 4)
     """
     positive = np.maximum(values, 0.0)
     total, (rows, columns) = float(positive.sum()), values.shape

@@ -198,11 +198,7 @@ class Pace:
 
 
 def tell_seconds(seconds: float) -> str:
-    """Return a time in words, as exact as it can be known.
-
-    >>> tell_seconds(14.2), tell_seconds(400)
-    ('14 seconds', '7 minutes')
-    """
+    """Return a time in words, as exact as it can be known."""
     if seconds < 90:
         return f"{max(1, round(seconds))} second{'s' if seconds >= 1.5 else ''}"
     return f"{seconds / 60:.0f} minutes"

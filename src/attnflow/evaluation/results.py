@@ -11,13 +11,7 @@ import numpy as np
 
 from attnflow.errors import InputError
 from attnflow.errors.arguments import check_named
-from attnflow.evaluation.metrics import (
-    Floats,
-    PairedDifference,
-    Summary,
-    compare_paired,
-    summarize,
-)
+from attnflow.evaluation.metrics import Floats, PairedDifference, Summary, compare_paired, summarize
 from attnflow.evaluation.records import Record
 from attnflow.evaluation.subjects.base import FAITHFULNESS, Metric, Subject
 

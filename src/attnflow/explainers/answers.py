@@ -26,11 +26,7 @@ from attnflow.attribution.passages import (
 from attnflow.errors import AttributionWarning, InputError, TokensError, percent, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
-from attnflow.explainers.completions import (
-    existing_completion,
-    mark_documents,
-    read_completion,
-)
+from attnflow.explainers.completions import existing_completion, mark_documents, read_completion
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import (
@@ -50,11 +46,7 @@ from attnflow.hosts.restore import in_step
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
 from attnflow.show.progress import in_notebook
-from attnflow.tokens.documents import (
-    Document,
-    Documents,
-    named_documents,
-)
+from attnflow.tokens.documents import Document, Documents, named_documents
 from attnflow.tokens.units import Unit
 
 if TYPE_CHECKING:
@@ -364,10 +356,7 @@ def _warn_of_unlikely(result: Attribution) -> None:
 
 
 def _omissions(
-    model: Model,
-    answer: Answer,
-    ids: Sequence[int],
-    again: Callable[[Sequence[Document]], str],
+    model: Model, answer: Answer, ids: Sequence[int], again: Callable[[Sequence[Document]], str]
 ) -> tuple[Omission, ...]:
     """Leave each named document out: ask the model again, and take the first answer's odds."""
     names = [source.name for statement in answer.statements for source in statement.sources[:2]]

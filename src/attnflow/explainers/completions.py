@@ -56,17 +56,11 @@ def generate(
 ) -> Attribution: ...
 @overload
 def generate(
-    model: ModelLike,
-    prompt: Sequence[str],
-    method: str | Method | None = None,
-    **options: Any,
+    model: ModelLike, prompt: Sequence[str], method: str | Method | None = None, **options: Any
 ) -> list[Attribution]: ...
 @overload
 def generate(
-    model: ModelLike,
-    prompt: Prompts,
-    method: str | Method | None = None,
-    **options: Any,
+    model: ModelLike, prompt: Prompts, method: str | Method | None = None, **options: Any
 ) -> Any: ...
 @in_step
 @checked_arguments
@@ -288,8 +282,7 @@ def check_completion(reader: Reader, completion: Completion, result: Attribution
     """Return the result with what the tokens that are explained rest on."""
     if has_images(reader.extra):
         return with_verdict(
-            result,
-            lambda: judge_image_completion(result, reader.model, completion, reader.extra),
+            result, lambda: judge_image_completion(result, reader.model, completion, reader.extra)
         )
     tokens = sorted({k for target in reader.targets(completion.ids) for k in target.tokens})
     return with_verdict(

@@ -44,10 +44,7 @@ def question_text(
 
 
 def question_prompt(
-    model: Model,
-    question: Question,
-    documents: Sequence[Document],
-    chat: bool,
+    model: Model, question: Question, documents: Sequence[Document], chat: bool
 ) -> Prompt:
     """Return the documents and the question, as the model is asked; spans are the documents'.
 
@@ -180,11 +177,7 @@ def write_answer(
 
 
 def cut_at_stop(text: str, stops: str | Sequence[str] | None) -> tuple[str, str | None]:
-    """Return a text up to the first of the stops in it, and which that is.
-
-    >>> cut_at_stop("45 days. More", [" More", "."])
-    ('45 days', '.')
-    """
+    """Return a text up to the first of the stops in it, and which that is."""
     places = {
         text.find(stop): stop for stop in ([stops] if isinstance(stops, str) else stops or [])
     }

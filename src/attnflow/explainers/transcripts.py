@@ -114,10 +114,7 @@ class Action:
 @in_step
 @checked_arguments
 def explain_transcript(
-    model: ModelLike,
-    messages: Any,
-    target: str | None = None,
-    method: str | Method | None = None,
+    model: ModelLike, messages: Any, target: str | None = None, method: str | Method | None = None
 ) -> Action:
     """Say what an action of an agent rests on, through all that it wrote before.
 

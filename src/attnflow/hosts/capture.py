@@ -14,13 +14,7 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError, shor
 from attnflow.errors.arguments import checked_arguments
 from attnflow.hosts.adapter import Batch
 from attnflow.hosts.balanced import balanced
-from attnflow.hosts.factored import (
-    Form,
-    Result,
-    capture_in_factors,
-    chosen_form,
-    single_example,
-)
+from attnflow.hosts.factored import Form, Result, capture_in_factors, chosen_form, single_example
 from attnflow.hosts.forward_pass import ForwardPass, check_layers, check_size
 from attnflow.hosts.images import image_of
 from attnflow.hosts.inputs import checked_text

@@ -25,13 +25,7 @@ from attnflow.hosts.adapter import (
     on_device,
 )
 from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, measured
-from attnflow.hosts.inputs import (
-    REFUSED,
-    kept_positions,
-    name_patches,
-    pad_rows,
-    refuse_by_name,
-)
+from attnflow.hosts.inputs import REFUSED, kept_positions, name_patches, pad_rows, refuse_by_name
 from attnflow.hosts.recorder import Intervention, RecordedLayer, Recorder, Session
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary

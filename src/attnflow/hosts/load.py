@@ -328,9 +328,6 @@ def reaches_hub() -> bool:
     """Return whether the Hugging Face hub can be reached, within two seconds.
 
     The library itself goes on trying for a minute. A proxy is taken at its word.
-
-    >>> reaches_hub() in (True, False)
-    True
     """
     if os.environ.get("HF_HUB_OFFLINE"):
         return False

@@ -163,11 +163,7 @@ class Recorder(AttentionObserver):
         return mix_heads(array, self.heads)[:, None].astype(np.float32)
 
     def add(
-        self,
-        weights: Tensor,
-        *,
-        stage: Stage = "self",
-        in_graph: Tensor | None = None,
+        self, weights: Tensor, *, stage: Stage = "self", in_graph: Tensor | None = None
     ) -> None:
         """Keep one layer; `in_graph` is the tensor the model used, if `weights` is a copy of it."""
         reduced = self.reduce(weights)

@@ -222,11 +222,7 @@ class Scores:
 
 
 def token_scores(logits: Tensor, tokens: Tensor, name: ScoreName) -> Tensor:
-    """Return the score of one choice in each row: logits are (..., choices), tokens are (...).
-
-    >>> token_scores(torch.tensor([0.0, 2.0]), torch.tensor(1), "log-odds")
-    tensor(2.)
-    """
+    """Return the score of one choice in each row: logits are (..., choices), tokens are (...)."""
     places, logits = tokens[..., None], logits.float()
     if name == LOG_PROB:
         return logits.log_softmax(dim=-1).gather(-1, places).squeeze(-1)

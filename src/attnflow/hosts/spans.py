@@ -147,11 +147,7 @@ def _check_linear(rollout: Rollout) -> None:
 
 
 def indicators(members: Sequence[Sequence[int]], length: int) -> Tensor:
-    """Return `(n, spans + 1)`: 1 where a position belongs to a span; the last is for those of none.
-
-    >>> indicators([[0, 1]], length=3).tolist()
-    [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
-    """
+    """Return `(n, spans + 1)`: 1 where a position belongs to a span; the last is for all others."""
     belongs = torch.zeros(length, len(members) + 1)
     for column, positions in enumerate(members):
         belongs[list(positions), column] = 1.0

@@ -21,12 +21,7 @@ _OUTSIDE = ("XLORA", "POLY", "SHADOW")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the model that a module holds, through any number of holders; else the module.
-
-    >>> model = nn.TransformerEncoderLayer(8, 2)
-    >>> unwrapped(nn.DataParallel(model)) is model, unwrapped(model) is model
-    (True, True)
-    """
+    """Return the model that a module holds, through any number of holders; else the module."""
     while (inside := _inside(module)) is not None:
         module = inside
     return module

@@ -21,10 +21,7 @@ from attnflow.kernels.blocks import Factors
 from attnflow.trace.factored_trace import LayerMix
 
 Way = Literal["triton", "blocks"]
-WAYS: dict[Way, str] = {
-    "triton": "Triton kernels",
-    "blocks": "blocks of torch",
-}
+WAYS: dict[Way, str] = {"triton": "Triton kernels", "blocks": "blocks of torch"}
 
 
 class Products(Protocol):
@@ -96,10 +93,7 @@ class FactoredLayer:
     """
 
     def __init__(
-        self,
-        factors: Factors,
-        sums: Tensor | None = None,
-        way: Way | None = None,
+        self, factors: Factors, sums: Tensor | None = None, way: Way | None = None
     ) -> None:
         self.factors = factors
         self._way: Way = way or way_for(factors.query.device)

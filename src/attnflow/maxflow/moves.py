@@ -197,8 +197,7 @@ def pull_columns(
             column, used = transposed[m, v], drawn[c]
             for w in range(0, demand.shape[0], LANES):
                 sent = least(
-                    least(load(supply, w), load(free, w)),
-                    subtract(load(column, w), load(used, w)),
+                    least(load(supply, w), load(free, w)), subtract(load(column, w), load(used, w))
                 )
                 size = total(sent)
                 if size > open_amount:

@@ -103,9 +103,7 @@ def run_jobs(
 
 
 def _run_here(
-    jobs: Sequence[Job[Scratch]],
-    new_scratch: Callable[[], Scratch],
-    report: Callable[[int], None],
+    jobs: Sequence[Job[Scratch]], new_scratch: Callable[[], Scratch], report: Callable[[int], None]
 ) -> None:
     done = 0
     scratch = new_scratch()

@@ -175,9 +175,6 @@ def warm_map(shares: Any, cover: float = 0.7) -> NDArray[np.uint8]:
 
     Nothing covers nothing, the strongest covers this much; below zero the colours are cold. The
     viewer's `picture.js` has the same colours.
-
-    >>> warm_map([0.0, 1.0]).tolist()
-    [[255, 214, 70, 0], [196, 12, 24, 178]]
     """
     values = np.asarray(shares, np.float64)
     sizes = np.minimum(np.abs(values), 1.0)

@@ -58,11 +58,7 @@ def named_documents(documents: Documents) -> tuple[Document, ...]:
 
 
 def distinct_documents(texts: Iterable[tuple[str, str]]) -> tuple[Document, ...]:
-    """Return documents by name and text; a name that is taken gets a number, as chunks need it.
-
-    >>> [document.name for document in distinct_documents([("a", "x"), ("a", "y")])]
-    ['a', 'a (2)']
-    """
+    """Return documents by name and text; a name that is taken gets a number, as chunks need it."""
     documents: dict[str, Document] = {}
     for name, text in texts:
         others = (f"{name} ({number})" for number in count(2))

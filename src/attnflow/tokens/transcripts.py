@@ -78,14 +78,6 @@ def read_transcript(messages: Any) -> tuple[Part, ...]:
     """Return the parts of a transcript: a list of messages, or a record that holds one.
 
     A message or a block of one may say `"trust": "data"` or `"instructions"`.
-
-    >>> call = {"function": {"name": "pay", "arguments": '{"to": "Eve"}'}}
-    >>> messages = [
-    ...     {"role": "user", "content": "Pay my bill."},
-    ...     {"role": "assistant", "content": None, "tool_calls": [call]},
-    ... ]
-    >>> [part.name for part in read_transcript(messages)]
-    ['message 1 (user)', 'message 2 (call to pay)']
     """
     records: Any = messages
     before: list[Any] = []
@@ -284,12 +276,6 @@ def find_target(parts: Sequence[Part], target: str | None = None) -> Target:
     target: "the call to NAME" ("the second call to NAME"), by its arguments; "NAME.ARGUMENT"; "the
     answer" (the last text); or words that the assistant wrote. None is the last call, else the last
     text.
-
-    >>> call = {"function": {"name": "pay", "arguments": '{"to": "Eve"}'}}
-    >>> parts = read_transcript([{"role": "assistant", "tool_calls": [call]}])
-    >>> find = lambda target: parts[0].text[slice(*find_target(parts, target).span)]
-    >>> find("the call to pay"), find('"name": "pay"')
-    ('Eve', '"name": "pay"')
     """
     numbers = [k for k, part in enumerate(parts) if part.trust == "wrote"]
     calls = [k for k in numbers if parts[k].kind == "call"]

@@ -63,19 +63,9 @@ from attnflow.hosts.transformers.attention import (
     watch_attention,
 )
 from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
-from attnflow.hosts.transformers.row_gradients import (
-    NO_CONTRAST,
-    PredictingRows,
-    gradient_rows,
-)
+from attnflow.hosts.transformers.row_gradients import NO_CONTRAST, PredictingRows, gradient_rows
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import (
-    BALANCED,
-    BALANCED_ROWS,
-    GRADIENT_ATTENTION,
-    MEASURES,
-    ScoreName,
-)
+from attnflow.trace.extras import BALANCED, BALANCED_ROWS, GRADIENT_ATTENTION, MEASURES, ScoreName
 
 _ATTENDING = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
