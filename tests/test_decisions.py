@@ -20,12 +20,12 @@ READERS = {"csv.reader", "csv.DictReader", "pq.read_table", "pq.ParquetFile"}
 
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Return every definition and call in src, with the path of its file."""
+    """Return every definition, call and attribute in src, with the path of its file."""
     found: list[tuple[str, ast.AST]] = []
     for path in sorted(SOURCES.glob("attnflow*/**/*.py")):
         place = path.relative_to(SOURCES).as_posix().removeprefix("attnflow/")
         tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        kinds = (ast.Call, ast.ClassDef, ast.FunctionDef)
+        kinds = (ast.Attribute, ast.Call, ast.ClassDef, ast.FunctionDef)
         found += [(place, node) for node in tree if isinstance(node, kinds)]
     return found
 
@@ -90,6 +90,17 @@ ROOMS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
         # what ships is loaded beside its card; inputs loads processors; a peer has no attnflow
         r"hosts/(load|inputs)\.py|models/\w+\.py|attnflow_experiments/bench/peers/worker\.py",
     ),
+    "default model": (
+        # a name that is written out where it is chosen would be a second default
+        lambda node: calls(node, "as_model") and "default='" in ast.unparse(node),
+        r"nowhere",
+    ),
+    "answer row": (
+        lambda node: isinstance(node, ast.Attribute) and node.attr == "pooled",
+        # what reads an answer says so, a gradient starts there, and a sentence tells it
+        r"explainers/answer_rows\.py|hosts/scores\.py|trace/extras\.py|methods/gradients\.py"
+        r"|show/sentences\.py",
+    ),
     "table reader": (
         lambda node: calls(node, *map(re.escape, READERS)) or opens_parquet(node),
         r"data/\w+\.py|corpus/(dataset|output_folder|folder)\.py",  # a corpus reads what it wrote
@@ -113,7 +124,7 @@ ROOMS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
 def test_one_room_does_it(name: str) -> None:
     is_decided, home = ROOMS[name]
     found = places(is_decided)
-    assert found, f"nothing in src does it any more: {name}"
+    assert found or home == "nowhere", f"nothing in src does it any more: {name}"
     assert not [place for place in found if not re.fullmatch(home, place)]
 
 
@@ -132,9 +143,13 @@ def test_the_scan_sees_what_it_forbids() -> None:
         "csv.reader(lines)\n"
         "optional_import('pyarrow.parquet', extra='corpus', purpose='Reading')\n"
         "transformers.AutoModelForCausalLM.from_pretrained('x')\n"
+        "as_model(model, default='smollm2')\n"
+        "trace.prediction.pooled\n"
     )
-    label, reader, parquet, weights = ast.parse(source).body
+    label, *statements = ast.parse(source).body
     assert labels_method(label)
-    nodes = [statement.value for statement in (reader, parquet, weights)]  # type: ignore[attr-defined]
-    assert [ROOMS["table reader"][0](node) for node in nodes] == [True, True, False]
+    nodes = [statement.value for statement in statements]  # type: ignore[attr-defined]
+    assert [ROOMS["table reader"][0](node) for node in nodes[:3]] == [True, True, False]
     assert ROOMS["weights"][0](nodes[2])
+    assert ROOMS["default model"][0](nodes[3])
+    assert ROOMS["answer row"][0](nodes[4])

@@ -12,6 +12,7 @@ from attnflow.attribution.passages import Statement
 from attnflow.explainers.answers import Answer, ask
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
+from attnflow.models import WRITER
 from attnflow.tokens.documents import Document, distinct_documents
 
 ALONE = Lock()
@@ -42,7 +43,7 @@ def load_once(model: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _named(model: str | None) -> Model:
-    return as_model(model, default="smollm2")
+    return as_model(model, default=WRITER)
 
 
 def ask_alone(model: Any, question: Any, documents: Any, **options: Any) -> Answer:

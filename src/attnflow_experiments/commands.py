@@ -13,6 +13,7 @@ import typer
 from attnflow import storage
 from attnflow.cli import options, writing
 from attnflow.errors import InputError
+from attnflow.models import WRITER
 from attnflow.show.progress import progress_bars
 from attnflow_experiments import EXPERIMENTS, language
 from attnflow_experiments.options import NOWHERE, FolderOption, ProtocolOption
@@ -135,7 +136,7 @@ def known_answer(
     from attnflow_experiments.known_answer.experiment import KnownAnswer
 
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     folder = mathformer_folder(mathformer)
     with progress_bars():
         tables = [*experiment.of_language_model(loaded.module, loaded.tokenizer)]
@@ -191,7 +192,7 @@ def pronouns(
     sentences = PAPERS if protocol == "paper" else OURS
     if sentence is not None:
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     with progress_bars():
         report = (
             experiment.of_sentences(loaded.module, loaded.tokenizer, sentences)

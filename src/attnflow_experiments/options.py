@@ -13,6 +13,7 @@ import typer
 
 from attnflow.cli.writing import tell_written
 from attnflow.errors import InputError, StoppedError
+from attnflow.models import WRITER
 from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def load_on(device: str, model: str | None) -> Model:
     """Return a language model in single precision on a device."""
     from attnflow.hosts.load import as_model
 
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     try:
         loaded.module.float().to(device)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it

@@ -11,6 +11,7 @@ from rich.text import Text
 from attnflow.cli import inputs, options, writing
 from attnflow.data.documents import read_documents
 from attnflow.methods import make_method
+from attnflow.models import WRITER
 from attnflow.show.progress import progress_bars
 from attnflow.show.sentences import reading_place, sentence_of
 
@@ -62,7 +63,7 @@ def ask(
     texts = read_documents([*(files or []), *(documents or [])])
     writing.check_output(output)
     words = " ".join([question, *(document.text for document in texts)])
-    pace = writing.Pace(model or "smollm2", words, max_new_tokens)
+    pace = writing.Pace(model or WRITER, words, max_new_tokens)
     options.prepare_models()
     from attnflow.explainers.answers import ask as run
     from attnflow.explainers.selection import select_passages
@@ -77,7 +78,7 @@ def ask(
         console.print(Text(piece, style="bold"), end="", soft_wrap=True)
 
     with pace, progress_bars("reading and answering", write=None if as_json else write):
-        loaded = as_model(model, default="smollm2")
+        loaded = as_model(model, default=WRITER)
         if selects:
             fitting = {"max_new_tokens": max_new_tokens, "chat": chat}
             texts = select_passages(loaded, question, texts, **fitting)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from attnflow.cli.ask import show_answer
 from attnflow.data.documents import ENDINGS, STANDARD_INPUT, read_document, read_documents
 from attnflow.errors import InputError, shorten
 from attnflow.methods import make_method
+from attnflow.models import WRITER
 from attnflow.show.progress import progress_bars
 
 _ROLES = ("question", "answer", "documents")
@@ -86,9 +87,7 @@ def cite(
     texts = read_documents(documents or [], answer)
     text = read_document(answer).text
     writing.check_output(output, as_json=as_json)
-    pace = writing.Pace(
-        model or "smollm2", " ".join([text, *(document.text for document in texts)])
-    )
+    pace = writing.Pace(model or WRITER, " ".join([text, *(document.text for document in texts)]))
     options.prepare_models()
     from attnflow.explainers.answers import ask
 
@@ -111,7 +110,7 @@ def _cite_rows(rows: Path, model: str | None, reading: Mapping[str, Any]) -> Non
     from attnflow.hosts.load import as_model
 
     inputs.tell_preparation(model)
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     for number, (question, answer, documents) in _read_rows(rows):
         try:
             result = ask(loaded, question, documents, answer=answer, **reading)

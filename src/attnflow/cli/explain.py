@@ -18,13 +18,12 @@ from attnflow.cli.trace import explain_transcripts
 from attnflow.errors import InputError, did_you_mean
 from attnflow.errors.arguments import check_named
 from attnflow.methods import Flow, MixingMethod, make_method, quiet_about_limits
+from attnflow.models import READER
 from attnflow.show import sentences, terminal
 from attnflow.show.progress import progress_bars
-from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
-    from attnflow.trace import AttentionTrace
 
 FIGURES = ("layers", "pairs", "bars", "graph")
 _ALL = "all"
@@ -102,7 +101,7 @@ def explain(
     writing.check_output(output, animated=True, as_json=as_json)
     inputs.check_images(images)
     _check_figure(figure, output, explainer, cut, level, request, as_json)
-    pace = writing.Pace(model or "verb-number", text)
+    pace = writing.Pace(model or READER, text)
     options.prepare_models()
     loaded = inputs.load_for_text(model)
     if cut is not None or figure == "graph":
@@ -186,6 +185,7 @@ def _show_graph(
     output: Path | None,
 ) -> None:
     """Draw the attention graph of one target, or show or draw its minimum cut."""
+    from attnflow.explainers.answer_rows import answer_position
     from attnflow.hosts.capture import capture
     from attnflow.show import plots
 
@@ -195,7 +195,11 @@ def _show_graph(
     if layer not in trace.layers:
         numbers = ", ".join(map(str, trace.layers))
         raise InputError(f"--layers {layer}: choose from {numbers}.")
-    target = _graph_target(trace, request["targets"])
+    target = request["targets"][0] if request["targets"] else answer_position(trace)
+    if target is None:
+        raise InputError(
+            "This model reads its answer from no single position: choose one with --targets."
+        )
     if cut is None:
         assert output is not None  # checked before the work
         layers = [number for number in trace.layers if number <= layer]
@@ -215,16 +219,6 @@ def _show_graph(
     )
     console.print(f"held back {escape(minimum.place)}")
     console.print(terminal.cut_table(minimum))
-
-
-def _graph_target(trace: AttentionTrace, targets: list[TokenRef] | None) -> TokenRef:
-    if targets:
-        return targets[0]
-    if trace.prediction is None or trace.prediction.pooled:
-        raise InputError(
-            "This model reads its answer from no single position: choose one with --targets."
-        )
-    return trace.prediction.position
 
 
 def _animate(result: Attribution, output: Path, model: Model, text: str | None) -> None:

@@ -15,6 +15,7 @@ from attnflow.attribution.passages import DOCUMENTS, MESSAGES, statements_of
 from attnflow.cli import inputs, options, writing
 from attnflow.errors import InputError
 from attnflow.methods import make_method
+from attnflow.models import WRITER
 from attnflow.show import terminal
 from attnflow.show.progress import progress_bars
 from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
@@ -108,7 +109,7 @@ def generate(
     writing.check_output(output)
     inputs.check_images(images)
     new_tokens = max_new_tokens if completion is None else 0
-    pace = writing.Pace(model or "smollm2", shown_prompt + (completion or ""), new_tokens)
+    pace = writing.Pace(model or WRITER, shown_prompt + (completion or ""), new_tokens)
     options.prepare_models()
     from attnflow.explainers.completions import generate as run
 

@@ -11,6 +11,7 @@ from attnflow import storage
 from attnflow.cli import inputs, options, writing
 from attnflow.errors import InputError
 from attnflow.methods import make_method
+from attnflow.models import READER, WRITER
 from attnflow.show.page import page
 from attnflow.show.progress import progress_bars
 from attnflow.tokens.patches import names_picture
@@ -51,7 +52,7 @@ def report(
     if words is not None or (text is not None and not names_picture(text)):
         text = inputs.read_text(text, words)
     method_list = [make_method(name) for name in methods or []]
-    name = model or ("verb-number" if prompt is None else "smollm2")
+    name = model or (READER if prompt is None else WRITER)
     pace = writing.Pace(name, text or prompt or "", max_new_tokens if prompt is not None else 0)
     options.prepare_models()
     from attnflow.explainers.comparison import compare, compare_completions

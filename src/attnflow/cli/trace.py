@@ -12,6 +12,7 @@ from rich.text import Text
 from attnflow.cli import inputs, options, writing
 from attnflow.errors import InputError
 from attnflow.methods import Method, make_method
+from attnflow.models import WRITER
 from attnflow.show.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def trace(
     options.prepare_models()
     from attnflow.explainers.transcripts import list_actions
 
-    loaded = inputs.load_for_text(model or "smollm2")
+    loaded = inputs.load_for_text(model or WRITER)
     with progress_bars("reading the transcript"):
         actions = [list_actions(loaded, messages, explainer) for messages in transcripts]
     if as_json:
@@ -75,7 +76,7 @@ def explain_transcripts(
     options.prepare_models()
     from attnflow.explainers.transcripts import explain_transcript
 
-    loaded = inputs.load_for_text(model or "smollm2")
+    loaded = inputs.load_for_text(model or WRITER)
     references: list[str | None] = [*targets] if targets else [None]
     actions: list[Action] = []
     with progress_bars("reading the transcript"):

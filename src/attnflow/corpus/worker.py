@@ -23,6 +23,7 @@ from attnflow.hosts.fingerprint import digest_tokenizer, digest_weights
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
+from attnflow.models import READER, WRITER
 from attnflow.tokens.documents import join_texts
 
 ALONE = "alone"
@@ -33,7 +34,7 @@ Report = Callable[[Sequence[int], int], None]
 
 def load_for(job: JobSpec, device: str | None = None) -> Model:
     """Load the model of a job: a language model where prompts are explained."""
-    model = as_model(job.model, default="verb-number" if job.columns.prompt is None else "smollm2")
+    model = as_model(job.model, default=READER if job.columns.prompt is None else WRITER)
     return model if device is None else replace(model, module=model.module.to(device))
 
 

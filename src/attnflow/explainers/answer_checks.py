@@ -15,7 +15,7 @@ from torch import Tensor
 from attnflow.attribution import Attribution, Verdict
 from attnflow.attribution.patch_maps import patch_maps, region_of
 from attnflow.errors import ModelError, TokensError
-from attnflow.explainers.answer_rows import ALL_POSITIONS, as_one, pooled_row
+from attnflow.explainers.answer_rows import answer_row, as_one
 from attnflow.explainers.request import Completion
 from attnflow.explainers.sources import Sources
 from attnflow.explainers.verdicts import judge_sources, strongest_words
@@ -44,7 +44,7 @@ def judge_answer(
 
     text: as `explain` takes it. answer: the class or token that is explained.
     """
-    row = _answer_row(result, model)
+    row = answer_row(result, model)
     if row is None:
         return None
     image = None if isinstance(text, Mapping) else image_of(model, text)
@@ -90,18 +90,6 @@ def judge_image_completion(
         return log_probs
 
     return _judge_region(row, read, len(ids))
-
-
-def _answer_row(result: Attribution, model: Model) -> Attribution | None:
-    """Return the row that explains the answer: where it is read, or of all positions together."""
-    prediction, targets = result.prediction, result.targets
-    if prediction is None:  # a token classifier answers for each
-        return result if model.facts.answer == "each" and len(targets) == 1 else None
-    if prediction.pooled:
-        if targets.texts == (ALL_POSITIONS,):
-            return result
-        return pooled_row(result) if len(targets) == len(result.sources) else None
-    return result.row(prediction.position) if prediction.position in targets.positions else None
 
 
 def _judge_region(

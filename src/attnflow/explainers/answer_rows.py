@@ -39,13 +39,18 @@ def answer_rows(
     **execution: Any,
 ) -> Attribution:
     """Apply a method to a trace, at the rows that are asked for or that the answer is read from."""
-    prediction = trace.prediction
-    if targets is None and prediction is not None and prediction.pooled:
-        return pooled_row(method(trace, layers=layers, **execution))
-    if targets is None and prediction is not None:
-        targets = prediction.position  # the rows of others answer other questions
+    if targets is None and trace.prediction is not None:
+        targets = answer_position(trace)  # the rows of others answer other questions
+        if targets is None:
+            return pooled_row(method(trace, layers=layers, **execution))
     rows = None if isinstance(targets, str) and targets == ALL else targets
     return method(trace, targets=rows, layers=layers, sources=image_sources(trace), **execution)
+
+
+def answer_position(trace: AttentionTrace) -> int | None:
+    """Return the single position that the answer is read from, if there is one."""
+    prediction = trace.prediction
+    return None if prediction is None or prediction.pooled else prediction.position
 
 
 def needs_own_gradients(model: Model, method: Method, targets: Targets) -> bool:
@@ -168,3 +173,15 @@ def less_identity(result: Attribution, rows: Sequence[int]) -> Attribution:
 def pooled_row(result: Attribution) -> Attribution:
     """Return the one row of an answer that a model reads from the mean of all its positions."""
     return replace(as_one(result), targets=Tokens((ALL_POSITIONS,), (0,)))
+
+
+def answer_row(result: Attribution, model: Model) -> Attribution | None:
+    """Return the row that explains the answer: where it is read, or of all positions together."""
+    prediction, targets = result.prediction, result.targets
+    if prediction is None:  # a token classifier answers for each
+        return result if model.facts.answer == "each" and len(targets) == 1 else None
+    if prediction.pooled:
+        if targets.texts == (ALL_POSITIONS,):
+            return result
+        return pooled_row(result) if len(targets) == len(result.sources) else None
+    return result.row(prediction.position) if prediction.position in targets.positions else None

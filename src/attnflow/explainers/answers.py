@@ -45,6 +45,7 @@ from attnflow.hosts.model import Model
 from attnflow.hosts.restore import in_step
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
+from attnflow.models import WRITER
 from attnflow.show.progress import in_notebook
 from attnflow.tokens.documents import Document, Documents, named_documents
 from attnflow.tokens.units import Unit
@@ -210,7 +211,7 @@ def ask(
     'the author'
     """
     collection = named_documents(documents)
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     if answer is None:
         checked_generator(loaded.module)
     templated = uses_chat(loaded.tokenizer, chat)

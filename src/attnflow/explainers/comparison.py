@@ -25,6 +25,7 @@ from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import in_step
 from attnflow.methods import BalancedGradient, Flow, Method, Raw, RerunMethod, Rollout, make_method
+from attnflow.models import WRITER
 from attnflow.show.view import HeadWeights, View, view
 from attnflow.tokens.documents import Documents
 from attnflow.trace import AttentionTrace
@@ -122,7 +123,7 @@ def compare_completions(
     check: bool = True,
 ) -> Comparison:
     """Continue a prompt by the first method (None: the default); the others read it again."""
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     _check_methods(methods)
     tell("writing", 0, max_new_tokens)
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "check": check}
@@ -145,7 +146,7 @@ def compare_answers(
     confirm: bool = False,
 ) -> tuple[Answer, Comparison]:
     """Answer a question by the first method (None: the default); the others read it again."""
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     _check_methods(methods)
     tell("reading and answering", 0, 0)
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "confirm": confirm}

@@ -40,6 +40,7 @@ from attnflow.hosts.restore import in_step
 from attnflow.hosts.vision_language.composition import with_pictures
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
 from attnflow.methods import Method, RerunMethod, make_method
+from attnflow.models import WRITER
 from attnflow.show.progress import in_notebook
 from attnflow.tokens.documents import Document
 from attnflow.tokens.units import text_spans, units
@@ -168,7 +169,7 @@ def carry_to_spans(
     >>> carry_to_spans(tiny_decoder(), "the keys to", "the cabinets are", spans).values.shape
     (1, 3, 2)
     """
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     reader = Reader.of(loaded, method, spans)
     text = existing_completion(loaded, encode_prompts(loaded, prompt), completion)
     return reader.read_carried(text)

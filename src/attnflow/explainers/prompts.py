@@ -28,6 +28,7 @@ from attnflow.hosts.inputs import (
 )
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.models import WRITER
 from attnflow.tokens.text import common_tokens
 from attnflow.tokens.units import CharSpan, pieces_at
 
@@ -338,7 +339,7 @@ def neutral_prompt(model: ModelLike, prompt: Prompts) -> dict[str, list[list[int
     >>> len(neutral_prompt(tiny_decoder(), "the keys to")["input_ids"][0])
     3
     """
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     batch = encode_prompts(loaded, prompt)
     if len(batch) != 1:
         raise InputError(f"neutral_prompt() takes one prompt; got {len(batch)}.")

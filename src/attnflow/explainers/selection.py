@@ -12,6 +12,7 @@ from attnflow.errors import TokensError, optional_import
 from attnflow.explainers.questions import question_prompt, uses_chat
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.models import WRITER
 from attnflow.tokens.documents import BETWEEN, Document, Documents, named_documents
 from attnflow.tokens.units import CharSpan, text_spans
 
@@ -39,7 +40,7 @@ def select_passages(
     >>> [document.passages for document in fitting]
     [None, None]
     """
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     collection = named_documents(documents)
     templated = uses_chat(loaded.tokenizer, chat)
     excess = excess_tokens(loaded, question, collection, templated, max_new_tokens)

@@ -20,6 +20,7 @@ from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import in_step
 from attnflow.methods import BalancedGradient, Method, make_method
+from attnflow.models import WRITER
 from attnflow.tokens.transcripts import (
     Part,
     Target,
@@ -137,7 +138,7 @@ def explain_transcript(
     ['data', 'instructions']
     """
     parts = read_transcript(messages)
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     applied = default_method(loaded) if method is None else make_method(method)
     return explain_parts(loaded, parts, find_target(parts, target), applied)
 
@@ -152,7 +153,7 @@ def list_actions(
     Everything is as in `explain_transcript`.
     """
     parts = read_transcript(messages)
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     applied = default_method(loaded) if method is None else make_method(method)
     calls = [k for k, part in enumerate(parts) if part.kind == "call"]
     targets = [Target(k, parts[k].content) for k in calls] or [find_target(parts)]

@@ -25,11 +25,12 @@ from attnflow.hosts.transformers.generate import (
     plain_cache,
     run_generate,
 )
+from attnflow.models import WRITER
 
 
 def as_writer(model: ModelLike) -> Model:
     """Return a model that writes text; one that cannot is refused."""
-    loaded = as_model(model, default="smollm2")
+    loaded = as_model(model, default=WRITER)
     checked_generator(loaded.module)
     if loaded.tokenizer is not None:
         checked_tokenizer(loaded.tokenizer)

@@ -12,7 +12,7 @@ from functools import cache
 from math import isinf
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from attnflow.errors import AttnflowError, ModelError, did_you_mean, optional_import, shorten
 from attnflow.hosts.model import Model
 from attnflow.hosts.wrappers import unwrapped
+from attnflow.models import READER
 
 __all__ = ["ModelLike", "as_model", "example_inputs", "free_memory", "load", "quiet_hosts"]
 
@@ -90,15 +91,10 @@ def load(model: ModelLike = None, *, tokenizer: Any = None, processor: Any = Non
     return replace(loaded, tokenizer=tokenizer, processor=processor or loaded.processor)
 
 
-def as_model(
-    model: ModelLike,
-    *,
-    default: Literal["verb-number", "smollm2"] = "verb-number",
-    needs_tokenizer: bool = True,
-) -> Model:
+def as_model(model: ModelLike, *, default: str = READER, needs_tokenizer: bool = True) -> Model:
     """Return a `Model` for whatever was handed in where a model is asked for.
 
-    default: the model that None stands for; what writes text stands on "smollm2".
+    default: the model that None stands for: `READER`, or `WRITER` where a text is written.
     needs_tokenizer: whether a name without a loadable tokenizer is refused.
 
     >>> module = nn.Linear(2, 2)

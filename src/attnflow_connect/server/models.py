@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnflow.errors import InputError
+from attnflow.models import WRITER
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
@@ -113,7 +114,7 @@ def embedded_models() -> list[OfferedModel]:
                 explains=True,
                 generates=True,
                 chats=True,
-                load=lambda: as_model(None, default="smollm2"),
+                load=lambda: as_model(None, default=WRITER),
                 examples=(
                     "My name is Putin, I am from",
                     "Anna lives in Paris and Tom lives in Rome. The city where Tom lives is",

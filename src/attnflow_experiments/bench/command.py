@@ -11,6 +11,7 @@ import typer
 from attnflow.cli import options
 from attnflow.cli.writing import tell_written
 from attnflow.errors import InputError
+from attnflow.models import WRITER
 from attnflow_experiments.options import DeviceOption, Output, output_option
 
 app = typer.Typer(
@@ -106,7 +107,7 @@ def bench(
     folder = output.folder or Path()
     with TemporaryDirectory() as sample:
         plan = BenchPlan(
-            models=labelled(model or ["smollm2"]),
+            models=labelled(model or [WRITER]),
             data_sets=tuple(data_set or (usual if data else _SHORT)),
             methods=tuple(method or methods[kind]),
             data=data or write_sample(Path(sample)),

@@ -16,6 +16,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
 from attnflow.evaluation.passes import Passes, Task
 from attnflow.evaluation.subjects.rankings import CompletionCase
+from attnflow.explainers.answer_rows import answer_rows
 from attnflow.explainers.blanks import BlankToken, blank_positions
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
@@ -90,8 +91,7 @@ class TextCase(CompletionCase):
     def attribution(self, method: Method) -> Attribution:
         """Return the row that the answer is read from, at the highest layer."""
         trace = capture(self.model, self.text, methods=[method])
-        assert trace.prediction is not None
-        return method(trace, targets=[trace.prediction.position], layers=-1)
+        return answer_rows(method, trace, layers=-1)
 
     def measured(self, method: RerunMethod) -> Attribution:
         """Return what a rerun method gives by blanking words."""
