@@ -127,7 +127,7 @@ def _serve_here(
         with listening, _shown(loading):
             server.run(sockets=[listening])
     except KeyboardInterrupt:
-        if server.is_loading:  # the interpreter's own end breaks an import in another thread
+        if server.is_loading:  # with half of torch imported the interpreter takes seconds to end
             os._exit(0)
         raise
     finally:
