@@ -347,7 +347,10 @@ def test_images_from_paths_bytes_and_a_folder_get_what_explain_gives(tmp_path: P
     for name, errors in (("rows.jsonl", 2), ("images.parquet", 0), ("folder", 0)):
         out = tmp_path / f"out-{name}"
         result = run(module, tmp_path / name, out, values=True)
-        assert (result.errors, result.methods) == (errors, ("gradient-attention:score=log-odds",))
+        assert (result.errors, result.methods) == (
+            errors,
+            ("gradient-attention:score=logit,lens=true",),
+        )
         rows = rows_of(result)
         ids = ["7", "8", "9"] if name == "images.parquet" else [None] * 3
         assert [row["id"] for row in rows[:3]] == ids

@@ -21,10 +21,11 @@ import attnflow
 from attnflow.attribution.patch_maps import PatchMap, contrast, patch_maps
 from attnflow.cli.app import main
 from attnflow.data import list_photos
-from attnflow.errors import FileError, InputError, ModelError, UnsupportedModelError
+from attnflow.errors import FileError, InputError, MethodError, ModelError, UnsupportedModelError
+from attnflow.hosts.blocks import outermost_layers
 from attnflow.hosts.images import MOST_PIXELS, prepare_images, read_photo
 from attnflow.hosts.model import Model
-from attnflow.methods import Raw
+from attnflow.methods import GradientAttention, Raw
 from attnflow.show import plots
 from attnflow.show.view import view
 from attnflow.testing import tiny_encoder, tiny_vision_model
@@ -568,8 +569,39 @@ def test_the_default_of_image_classifiers_is_what_hidden_patches_chose(loaded: M
     from transformers import Dinov2Config, Dinov2Model
 
     result = attnflow.explain((loaded.module, loaded.tokenizer), PIXELS)
-    assert result.method.name == "gradient-attention"
+    assert result.method == GradientAttention(score="logit", lens=True)
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     bare = Dinov2Model(Dinov2Config(**sizes, image_size=16, patch_size=8)).eval()
     pixels = {"pixel_values": torch.zeros(1, 3, 16, 16)}
     assert attnflow.explain(bare, pixels).method.name == "rollout"  # no class, no gradient
+
+
+def test_a_patch_counts_by_the_answer_that_the_head_reads_there(loaded: Model) -> None:
+    method = GradientAttention(score="logit", lens=True)
+    net: Any = loaded.module
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    entered: list[torch.Tensor] = []
+    hook = outermost_layers(net)[-1].register_forward_pre_hook(lambda _, a: entered.append(a[0]))
+    with torch.no_grad():
+        net(pixel_values=pixels)
+    hook.remove()
+    with torch.no_grad():
+        heads = net.classifier(net.vit.layernorm(entered[0]))[0].softmax(dim=-1)
+    for answer in (0, 1):
+        inputs = {"pixel_values": pixels}
+        trace = attnflow.capture(loaded, inputs, methods=[method], answer=answer)
+        plain = GradientAttention(score="logit")(trace, targets=[0], layers=-1).values[0, 0]
+        read = trace.measured["lens"][-1]
+        assert read == pytest.approx(heads[:, answer].numpy(), abs=1e-6)
+        grid = read[1:].reshape(4, 4)
+        around = np.empty((4, 4))
+        for row, column in np.ndindex(4, 4):
+            near = [(min(max(row + r, 0), 3), min(max(column + c, 0), 3))
+                    for r in (-1, 0, 1) for c in (-1, 0, 1)]  # fmt: skip
+            around[row, column] = sum(grid[place] for place in near) / 9
+        values = method(trace, targets=[0], layers=-1).values[0, 0]
+        assert values[1:] == pytest.approx(plain[1:] * around.ravel())
+    with pytest.raises(UnsupportedModelError, match="lens=true reads the patches"):
+        attnflow.explain(tiny_encoder(head="SequenceClassification"), "the key", method)
+    with pytest.raises(MethodError, match="leave one out"):
+        GradientAttention(lens=True, balanced=True)

@@ -86,7 +86,7 @@ def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
 
 
 def test_the_default_follows_the_kind_of_model() -> None:
-    """Answers about text go by balanced gradients, images by plain ones of the log odds."""
+    """Answers about text go by balanced gradients, images by plain ones of the logit."""
     from attnflow.explainers.defaults import default_method
     from attnflow.hosts.model import Model
 

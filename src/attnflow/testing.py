@@ -22,6 +22,7 @@ from attnflow.trace.extras import (
     BALANCED_INPUTS,
     BALANCED_SCORES,
     GRADIENTS,
+    LENS,
     checked_record,
 )
 
@@ -87,7 +88,7 @@ def random_trace(
     visible = weights.max(axis=1) > 0  # nothing is measured where nothing is seen
     measured = {
         name: rng.uniform(size=(layers, length))
-        if name == "residual-share"
+        if name in ("residual-share", LENS)
         else rng.uniform(size=visible.shape) * visible
         for name in checked_record(record)
         if name != GRADIENTS

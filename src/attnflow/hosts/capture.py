@@ -18,6 +18,7 @@ from attnflow.hosts.factored import Form, Result, capture_in_factors, chosen_for
 from attnflow.hosts.forward_pass import ForwardPass, check_layers, check_size
 from attnflow.hosts.images import image_of
 from attnflow.hosts.inputs import checked_text
+from attnflow.hosts.lens import Lens
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.quantised import refuse_gradients
@@ -47,6 +48,7 @@ from attnflow.trace.extras import (
     BALANCED_SCORES,
     GRADIENT_ATTENTION,
     GRADIENTS,
+    LENS,
     LOG_PROB,
     OF_AN_ANSWER,
     ScoreName,
@@ -350,9 +352,12 @@ def _run_pass(
     )
     gradients = None
     leaves = _fair_leaves(model, batch, two_towers) if is_fair else None
+    lens = Lens(model) if LENS in rest else None
     with at_rest(module), differentiable(module, differentiates), undone() as changes:
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         run = run_both_towers if two_towers else adapter.run
+        if lens is not None:
+            lens.watch(changes)
         if leaves is None:
             outputs = run(module, inputs, recorder)
         else:
@@ -373,12 +378,14 @@ def _run_pass(
             return [two_tower_trace(watched, request.score)]
         if explained is not None and differentiates:
             gradients = gradients_of(explained.total(request.score), recorder, module, leaves)
+            if lens is not None:
+                recorder.measured[LENS] = lens.read(batch, explained.choices)
     if leaves is not None:
         watched = replace(watched, uncovered=tuple(sorted(rules.uncovered)))
     for name in of_rows:
         recorder.measured[name] = _own_rows(watched, request.score, balanced=name == BALANCED_ROWS)
     for name in rest:
-        if name != GRADIENTS and gradients is not None:
+        if name not in (GRADIENTS, LENS) and gradients is not None:
             both = list(zip((layer.weights for layer in recorder.layers), gradients, strict=True))
             recorder.measured[name] = [np.maximum(w * g, 0).mean(axis=1) for w, g in both]
             if name == BALANCED:

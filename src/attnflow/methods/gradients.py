@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
@@ -53,6 +54,7 @@ from attnflow.trace.extras import (
     BALANCED_SCORES,
     GRADIENT_ATTENTION,
     GRADIENTS,
+    LENS,
     LOG_PROB,
     ScoreName,
 )
@@ -166,6 +168,9 @@ class GradientAttention(Method):
         model has one.
 
     balanced: gradients are those of a backward pass that hands on fair shares (`BalancedGradient`).
+    lens: each patch of an image is weighed by how probable the answer is when the model's own head
+        reads it, in place of the position that predicts, as it enters the layer: the mean of it and
+        the patches next to it. What raises every class alike counts little then.
 
     >>> from attnflow.testing import random_trace
     >>> trace = random_trace(record=["gradient-attention"])
@@ -179,13 +184,16 @@ class GradientAttention(Method):
     drop_sink: bool = True
     tower: TowerRule = "connector"
     balanced: bool = False
+    lens: bool = False
 
     def __post_init__(self) -> None:
         check_named("score", self.score, get_args(ScoreName))
         check_named("tower", self.tower, get_args(TowerRule))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
-        for name in ("drop_sink", "balanced"):
+        for name in ("drop_sink", "balanced", "lens"):
             object.__setattr__(self, name, checked_flag(name, getattr(self, name)))
+        if self.lens and self.balanced:
+            raise MethodError("lens= is for images and balanced= for texts; leave one out.")
 
     @property
     def _record(self) -> str:
@@ -194,7 +202,8 @@ class GradientAttention(Method):
     @property
     def requires(self) -> Requirements:
         """The products of weights and gradients, which capture forms row by row."""
-        return Requirements(record=(self._record,), score=self.score, needs_matrix=False)
+        record = (self._record, LENS) if self.lens else (self._record,)
+        return Requirements(record=record, score=self.score, needs_matrix=False)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -204,6 +213,9 @@ class GradientAttention(Method):
         layers = [recorded_rows(self, trace, k, rows, self._record) for k in indices]
         sums = np.cumsum(layers, axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]
+        if self.lens:
+            read = self._read_around(trace)[[trace.layers.index(k) for k in selection.layers]]
+            values = values * read[:, None]
         if connector_index(trace) is not None:
             recorded = required(self, trace, self._record)
             values = carried(values, trace, self.tower, recorded.astype(np.float64))
@@ -211,6 +223,18 @@ class GradientAttention(Method):
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
+
+    def _read_around(self, trace: AttentionTrace) -> Matrix:
+        """Return `(layers, n)`: the answer's probability at each patch and those next to it."""
+        grid = trace.tokens.grid
+        if grid is None:
+            raise MethodError("lens=true is for the patches of one image.")
+        read = required(self, trace, LENS).astype(np.float64)
+        patches = read[:, grid.prefix : grid.length].reshape(-1, grid.rows, grid.columns)
+        padded = np.pad(patches, [(0, 0), (1, 1), (1, 1)], mode="edge")
+        means = sliding_window_view(padded, (3, 3), axis=(1, 2)).mean(axis=(-2, -1))
+        read[:, grid.prefix : grid.length] = means.reshape(len(read), -1)
+        return read
 
     def without_sink(
         self, values: Matrix, elsewhere: Matrix, sink: int | None

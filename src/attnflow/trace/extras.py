@@ -25,6 +25,7 @@ __all__ = [
     "BALANCED_SCORES",
     "GRADIENTS",
     "GRADIENT_ATTENTION",
+    "LENS",
     "LOG_PROB",
     "MEASURES",
     "OF_AN_ANSWER",
@@ -34,6 +35,8 @@ __all__ = [
 
 GRADIENTS = "gradients"
 GRADIENT_ATTENTION = "gradient-attention"
+LENS = "lens"
+"""Of an image: the answer's probability, read by the head at each position that enters a layer."""
 BALANCED = "balanced"
 BALANCED_ROWS = "balanced-rows"
 BALANCED_INPUTS = "balanced-inputs"
@@ -63,8 +66,8 @@ MEASURES: Mapping[str, str] = MappingProxyType(
         "value-zeroing": "how far the layer's output turns when a source's value is zeroed",
     }
 )
-OF_AN_ANSWER = frozenset((GRADIENTS, GRADIENT_ATTENTION, BALANCED, BALANCED_ROWS))
-ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, BALANCED, BALANCED_ROWS, *MEASURES)
+OF_AN_ANSWER = frozenset((GRADIENTS, GRADIENT_ATTENTION, LENS, BALANCED, BALANCED_ROWS))
+ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, LENS, BALANCED, BALANCED_ROWS, *MEASURES)
 
 
 def checked_record(record: Sequence[str]) -> tuple[str, ...]:

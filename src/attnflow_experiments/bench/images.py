@@ -31,7 +31,7 @@ from attnflow.hosts.images import prepare_images, read_photo
 from attnflow.hosts.model import Model
 from attnflow.methods import make_method
 from attnflow.tokens import Grid
-from attnflow.trace.extras import BALANCED, GRADIENTS
+from attnflow.trace.extras import OF_AN_ANSWER
 from attnflow_experiments.bench.cases import NotCountedError
 from attnflow_experiments.bench.data import BenchItem, load_items
 from attnflow_experiments.bench.methods import DEFAULT, Cost
@@ -166,7 +166,7 @@ def _map(
         return values[-grid.rows * grid.columns :].reshape(grid.rows, grid.columns)
     explainer = None if method == DEFAULT else make_method(method)
     record = set() if explainer is None else set(explainer.requires.record)
-    if explainer is not None and not record & {GRADIENTS, BALANCED}:  # the same for every class
+    if explainer is not None and not record & OF_AN_ANSWER:  # the same for every class
         result = attnflow.explain(model, picture, explainer)
     else:
         result = attnflow.explain(model, picture, explainer, answer=answer)
