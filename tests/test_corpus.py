@@ -349,7 +349,7 @@ def test_images_from_paths_bytes_and_a_folder_get_what_explain_gives(tmp_path: P
         result = run(module, tmp_path / name, out, values=True)
         assert (result.errors, result.methods) == (
             errors,
-            ("gradient-attention:score=logit,lens=true",),
+            ("gradient-attention:score=logit,lens=True",),
         )
         rows = rows_of(result)
         ids = ["7", "8", "9"] if name == "images.parquet" else [None] * 3
