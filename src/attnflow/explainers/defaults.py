@@ -17,8 +17,8 @@ DEFAULTS: dict[str, Method] = {
     # On drawn scenes it keeps twice the mass on the true object (docs/evidence.md).
     "question about images": GradientRollout(),
     # Mosaics of four photos: .84 of a class's map on its own photo, where Grad-CAM has .73 and the
-    # log odds without the lens .36; hidden patches of photos with boxes: deletion .26, where those
-    # have .48 and .33 (development, docs/evidence.md).
+    # log odds without the lens .36; hidden patches of photos with boxes: deletion .23, where those
+    # have .43 and .29 (development, docs/evidence.md).
     "image classifier": GradientAttention(score="logit", lens=True),
     "image classifier whose blocks are not known": GradientAttention(score="log-odds"),
     # Leaving words out of facts and running text: LDS .73 and .59 for one answer, .65 and .55 for
