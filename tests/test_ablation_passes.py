@@ -112,7 +112,7 @@ def test_beside_a_cache_sets_are_hidden_from_what_follows_them_all(name: str) ->
     sets = [(), (3, 4), (1, 2, 9), tuple(range(4, 13))]
     one = ablation(name, batch_tokens=30)
     assert one._packs is (name in ("llama", "gpt2"))
-    beside = one.log_probs_beside(sets)
+    beside = one.log_probs_beside(sets, 13)
     expected = np.stack([by_loop(name, hidden, after=13) for hidden in sets])
     np.testing.assert_allclose(beside, expected, atol=2e-5)
     assert np.abs(beside[1:] - ablation(name).token_log_probs(sets[1:])).max() > 1e-3
@@ -120,7 +120,8 @@ def test_beside_a_cache_sets_are_hidden_from_what_follows_them_all(name: str) ->
     expected = np.stack([by_loop(name, hidden, after=last) for hidden in sets])
     np.testing.assert_allclose(one.log_probs_beside(sets, last + 1), expected, atol=2e-5)
     blanked = ablation(name, by="replace", blank=5)  # no cache: hidden from all
-    np.testing.assert_array_equal(blanked.log_probs_beside(sets), blanked.token_log_probs(sets))
+    assert not blanked.hides_beside
+    np.testing.assert_array_equal(blanked.log_probs_beside(sets, 13), blanked.token_log_probs(sets))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

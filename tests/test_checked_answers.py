@@ -311,19 +311,19 @@ def test_the_check_runs_beside_what_the_explanation_read(family: str) -> None:
         lambda _, inputs, __: read.append(inputs[0].numel())
     )
     ablation = ablate(loaded, completion.prompt.ids, ANSWER, keys=completion.keys)
-    found = ablation.log_probs_beside([[], [4, 5], [7]])
+    found = ablation.log_probs_beside([[], [4, 5], [7]], 8)
     hook.remove()
     tried = [len(ANSWER), START + len(ANSWER) - 1]  # whether a cache serves this model
     assert read[:2] == tried
     assert max(read[2:]) <= 3 * (START + len(ANSWER) - 1 - 8)
-    expected = ablate(loaded, completion.prompt.ids, ANSWER).log_probs_beside([[], [4, 5], [7]])
+    expected = ablate(loaded, completion.prompt.ids, ANSWER).log_probs_beside([[], [4, 5], [7]], 8)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(found[0], log_probs(model, []), atol=1e-5)
     for known in (log_probs(model, []), [0.0] * len(ANSWER)):  # what was left there, and not so
         left: dict[str, Any] = {"keys": completion.keys, "known": known}
         ablation = ablate(loaded, completion.prompt.ids, ANSWER, **left)
         np.testing.assert_allclose(
-            ablation.log_probs_beside([[], [4, 5], [7]]), expected, atol=1e-5
+            ablation.log_probs_beside([[], [4, 5], [7]], 8), expected, atol=1e-5
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 from attnflow import Attribution, Raw, Tokens
 from attnflow.attribution.verdict import Verdict, support_of, telling
 from attnflow.errors import InputError
-from attnflow.explainers import verdicts
+from attnflow.explainers import answer_checks, verdicts
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
 
@@ -23,23 +23,31 @@ Rule = Callable[[set[str]], float]
 
 
 class KnownModel:
-    """Its log-probability of the one token follows from which documents it sees, by a rule."""
+    """Its log-probability of the one token follows from which documents it sees, by a rule.
+
+    is_told: documents tell what others say, so that nothing is lost until it is hidden for good.
+    """
 
     completion_ids = (7,)
+    hides_beside = True
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule, self.sets = rule, 0
+    def __init__(self, rule: Rule, is_told: bool = False) -> None:
+        self.rule, self.is_told, self.sets = rule, is_told, 0
 
     def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Any:
         self.sets += len(sets)
-        return self.log_probs_beside(sets)
-
-    def log_probs_beside(self, sets: Sequence[Sequence[int]]) -> Any:
         seen = [{name for name, place in PLACES.items() if not {*place} & {*one}} for one in sets]
         return np.array([[self.rule(names)] for names in seen])
 
+    def log_probs_beside(self, sets: Sequence[Sequence[int]], start: int) -> Any:
+        assert all(position < start for one in sets for position in one)
+        beside = KnownModel(self.rule).token_log_probs
+        return beside([()] * len(sets)) if self.is_told else beside(sets)
 
-def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
+
+def judge(
+    rule: Rule, monkeypatch: pytest.MonkeyPatch, is_told: bool = False
+) -> tuple[Verdict, int]:
     values = [SHARES[name] / len(place) for name, place in PLACES.items() for _ in place]
     values += [0.0] * (6 - len(values))  # what is no document
     result = Attribution(
@@ -49,7 +57,7 @@ def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
             "documents": [[name, place[0], place[-1] + 1] for name, place in PLACES.items()],
         },
     )  # fmt: skip
-    model = KnownModel(rule)
+    model = KnownModel(rule, is_told)
     monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: model)
     loaded: Any = SimpleNamespace(tokenizer=None, calibration=None)
     (verdict,), _ = verdicts.judge_statements(result, loaded, Completion(Prompt([0] * 6), [7]))
@@ -121,6 +129,24 @@ def test_a_document_that_the_answer_does_not_read_is_not_hidden_for_good(
     assert passes == 4  # nothing, all, the first, all others: neither of the two alone
 
 
+@pytest.mark.parametrize(
+    ("rule", "is_told", "kind", "passes"),
+    [
+        (lambda seen: -0.1 if "a.txt" in seen else -8, False, "rests", 3),
+        (lambda seen: -0.1 if "a.txt" in seen else -8, True, "rests", 4),
+        (lambda seen: -0.1 if seen else -0.3, False, "none", 3),
+        (lambda seen: -2.1 + 2 / 3 * len(seen), False, "none", 4),  # all are of some use
+    ],
+)
+def test_a_sentence_is_hidden_for_good_only_where_hiding_it_from_the_answer_does_not_tell(
+    rule: Rule, is_told: bool, kind: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing, all, all others and, where that leaves it open, the sentence are hidden."""
+    verdict, count = judge(rule, monkeypatch, is_told)
+    assert (verdict.kind, count) == (kind, passes)
+    assert verdict.without == pytest.approx(rule({"b.txt", "c.txt"}))
+
+
 class HalfHidden:
     """An ablation that loses so many nats without three words and without one: hidden from the
     answer only, and for good.
@@ -166,7 +192,7 @@ def test_words_are_hidden_for_good_where_hiding_them_from_the_answer_does_not_te
     ablation = HalfHidden(beside, for_good)
     monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: ablation)
     loaded: Any = SimpleNamespace(tokenizer=None, facts=SimpleNamespace(encoder_decoder=False))
-    verdict = verdicts.judge_completion(result, loaded, Completion(Prompt([0] * 6), [7]))
+    verdict = answer_checks.judge_completion(result, loaded, Completion(Prompt([0] * 6), [7]))
     assert verdict is not None
     assert (verdict.kind, ablation.passes) == (kind, passes)
     assert verdict.without == pytest.approx(-0.1 - lost)

@@ -187,17 +187,15 @@ class CompletionAblation:
         """True where sets may be hidden from the end of the text only, beside one cache."""
         return self.by == "hide" and self.takes_prefix_from_cache
 
-    def log_probs_beside(self, sets: Sequence[Sequence[int]], start: int = 0) -> Floats:
-        """Return `token_log_probs` with the sets hidden only from what stands after all of them.
+    def log_probs_beside(self, sets: Sequence[Sequence[int]], start: int) -> Floats:
+        """Return `token_log_probs` with sets that stand before `start` hidden only from there on.
 
-        Only the end of the text runs again. What stands between has read them, so that this is
-        nearly the same where they are documents that do not speak of one another. Where no cache
-        can be shared they are hidden from all. start: they are hidden from there on, if that is
-        later.
+        Only the end of the text runs again. What stands between has read them, so that less may be
+        lost than by hiding them for good; nearly the same where documents do not speak of one
+        another. Where no cache can be shared they are hidden from all.
         """
         if not self.hides_beside:
             return self.token_log_probs(sets)
-        start = max((start, *(position + 1 for each in sets for position in each)))
         ids = (*map(int, self.prompt_ids), *map(int, self.completion_ids[:-1]))
         places = tuple(range(len(ids)))
         variants = [

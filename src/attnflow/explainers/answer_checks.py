@@ -1,12 +1,14 @@
-"""Checks of a model's one answer: the strongest words, or a region of the image, are hidden.
+"""Checks of an answer without documents: the strongest words, or an image's region, are hidden.
 
-A causal language model reads its text again without the words, as a completion does. In the text of
-any other model a blank token stands in their place; the region of an image gets its mean colour.
+A completion, as the one token that a causal language model adds to a text, is read again without
+the words. In the text of any other model a blank token stands in their place; the region of an
+image gets its mean colour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -14,11 +16,21 @@ from torch import Tensor
 
 from attnflow.attribution import Attribution, Verdict
 from attnflow.attribution.patch_maps import patch_maps, region_of
-from attnflow.errors import ModelError, TokensError
+from attnflow.attribution.rescaling import SOURCE_TOKENS
+from attnflow.attribution.verdict import (
+    UNCHECKED,
+    Kind,
+    Part,
+    clearly_takes_away,
+    is_little,
+    takes_away,
+)
+from attnflow.errors import AttnflowError, ModelError, TokensError
+from attnflow.errors.progress import tell
 from attnflow.explainers.answer_rows import answer_row, as_one
 from attnflow.explainers.request import Completion
-from attnflow.explainers.sources import Sources
-from attnflow.explainers.verdicts import judge_sources, strongest_words
+from attnflow.explainers.sources import Sources, strongest
+from attnflow.explainers.verdicts import MOST_HIDDEN, Reading, readable
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.capture import batch_of
 from attnflow.hosts.images import cover_patches, filling_of, image_of
@@ -35,6 +47,93 @@ Change = Callable[[frozenset[int]], Inputs]
 _PIXELS = "pixel_values"
 _BLANKS = ("unk", "mask")  # padding would move where an answer is read
 _IMAGE_AXES = 4  # (1, channels, height, width)
+
+NamePositions = tuple[str, frozenset[int]]
+"""A part that may be hidden: its name, and its positions."""
+
+
+def with_verdict(result: Attribution, judge: Callable[[], Verdict | None]) -> Attribution:
+    """Return the result with its verdict, or with the reason why there can be none."""
+    tell("hiding the strongest sources", 0, 1)
+    try:
+        verdict = judge()
+    except AttnflowError as error:  # what was explained stays, and is not called checked
+        return replace(result, provenance={**result.provenance, UNCHECKED: str(error)})
+    return result if verdict is None else replace(result, verdicts=(verdict,))
+
+
+def judge_completion(
+    result: Attribution,
+    model: Model,
+    completion: Completion,
+    *,
+    tokens: Sequence[int] | None = None,
+) -> Verdict | None:
+    """Return what some tokens of a completion rest on, together; None where no word speaks for it.
+
+    result: over the prompt's tokens, or over sources that were measured; words are ranked by the
+    sum over its targets at its highest layer. tokens: by number; default: all.
+    """
+    numbers = range(len(completion.ids)) if tokens is None else tokens
+    sources = _sources_of(result, model, completion)
+    reading = Reading(result, model, completion)
+
+    def read(sets: Sequence[frozenset[int]]) -> list[float]:
+        if reading.ablation.keys:  # of the prompt, so that the completion alone is read again
+            reading.read([frozenset()])
+            reading.read_ends(sets, len(reading.ablation.prompt_ids))
+            base = reading.of(numbers, frozenset())
+            clear = [
+                each
+                for each in sets
+                if clearly_takes_away(base - reading.of(numbers, each, ends=True))
+            ]
+            reading.rows.update({each: reading.ends[each] for each in clear})
+        reading.read(sets)  # where that is not clear, for good
+        return [reading.of(numbers, each) for each in sets]
+
+    return judge_sources(strongest_words(sources, result), read, len(numbers))
+
+
+def judge_sources(
+    sources: Sequence[NamePositions],
+    read: Callable[[Sequence[frozenset[int]]], list[float]],
+    tokens: int = 1,
+    part: Part = "word",
+) -> Verdict | None:
+    """Hide some sources together and, where that takes the answer away, the first of them alone.
+
+    read: gives the log-probability of the answer without each of some sets of positions.
+    """
+    if not sources:
+        return None
+    names = tuple(name for name, _ in sources)
+    base, without = read([frozenset(), frozenset[int]().union(*(each for _, each in sources))])
+    kind: Kind = "none" if is_little(base - without) else "partly"
+    if takes_away(base - without):
+        (alone,) = read([sources[0][1]])
+        kind = "rests" if takes_away(base - alone) else "together"
+        names, without = (names[:1], alone) if kind == "rests" else (names, without)
+    return Verdict(kind, names, tokens, base, without, part=part)
+
+
+def strongest_words(sources: Sources, result: Attribution) -> list[NamePositions]:
+    """Return the sources that speak most for all targets of a result, few of them."""
+    scores = sources.scores(result)
+    return [
+        (readable(sources.names[k]), frozenset(sources.positions[k]))
+        for k in strongest(scores, MOST_HIDDEN)
+        if scores[k] > 0
+    ]
+
+
+def _sources_of(result: Attribution, model: Model, completion: Completion) -> Sources:
+    """Return the sources that were measured, or the prompt's words."""
+    measured = result.provenance.get(SOURCE_TOKENS)
+    if measured is None:
+        return Sources.of_prompt(model, completion.prompt)
+    positions = tuple(tuple(each) for each in measured)
+    return Sources(tuple(result.sources), positions, len(completion.prompt.ids))
 
 
 def judge_answer(

@@ -19,7 +19,11 @@ from attnflow.attribution.passages import DOCUMENTS, MESSAGES, PAGES, SELECTION,
 from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError
 from attnflow.errors.arguments import check_count, checked_arguments, checked_seed
-from attnflow.explainers.answer_checks import judge_image_completion
+from attnflow.explainers.answer_checks import (
+    judge_completion,
+    judge_image_completion,
+    with_verdict,
+)
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.prompts import Message, Prompt, PromptBatch, Prompts, encode_prompts
 from attnflow.explainers.reader import Reader
@@ -31,7 +35,6 @@ from attnflow.explainers.request import (
     completion_ids,
 )
 from attnflow.explainers.reruns import measure_completion
-from attnflow.explainers.verdicts import judge_completion, with_verdict
 from attnflow.explainers.writer import as_writer, write, write_texts
 from attnflow.hosts.inputs import check_vocabulary
 from attnflow.hosts.load import ModelLike, as_model

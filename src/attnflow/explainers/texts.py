@@ -11,13 +11,12 @@ import torch
 from attnflow.attribution import Attribution, Verdict
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.arguments import check_named, checked_arguments
-from attnflow.explainers.answer_checks import judge_answer
+from attnflow.explainers.answer_checks import judge_answer, judge_completion, with_verdict
 from attnflow.explainers.answer_rows import Targets, apply_method, less_identity
 from attnflow.explainers.defaults import default_method, drop_sink, without_mask
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
 from attnflow.explainers.reruns import measure_completion
-from attnflow.explainers.verdicts import judge_completion, with_verdict
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
