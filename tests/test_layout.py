@@ -65,7 +65,13 @@ HEAVY = {
 MODULE_NAME = re.compile(r"(attnflow(?:_connect\b|_experiments\b|\.\w+)(?:\.\w+)*)\.?(?::\w+)?")
 MOST_PARAMETERS = 10
 # A parameter of a command is an option; compiled code has its state in arrays, each an argument.
-MANY_PARAMETERS = ("attnflow/cli/", "attnflow/maxflow/", "attnflow/kernels/triton_code.py")
+MANY_PARAMETERS = (  # options of commands, and compiled code
+    "attnflow/cli/",
+    "attnflow_experiments/language.py",
+    "attnflow_experiments/bench/command.py",
+    "attnflow/maxflow/",
+    "attnflow/kernels/triton_code.py",
+)
 MOST_TOP_LEVEL_MODULES = 12  # beside __init__ and __main__
 
 

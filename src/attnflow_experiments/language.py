@@ -44,6 +44,9 @@ def documents(
     questions: Annotated[
         int | None, typer.Option(help="How many questions of each kind, at most.")
     ] = None,
+    places: Annotated[
+        int, typer.Option(help="Of how many documents, with the right one at each place.")
+    ] = 5,
     length: Annotated[
         list[int] | None,
         typer.Option(
@@ -59,7 +62,6 @@ def documents(
     """Is the right document named, wherever it stands?
 
     Questions over documents are asked as `attnflow ask` asks them; those answered rightly count.
-    The right document stands at each of five places in turn.
     """
     options.prepare_models()
     from attnflow_experiments.ablation.data import PARTS
@@ -73,6 +75,7 @@ def documents(
         methods=tuple(methods or ("default",)),
         kinds=tuple(kind or available),
         questions=questions,
+        places=places,
         lengths=tuple(length or ()),
         reads_answers=reads_answers,
     )

@@ -20,7 +20,7 @@ app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
-    epilog="\b\nExamples:\n  attnflow bench --output out/bench\n"
+    epilog="\b\nExamples:\n  attnflow bench --quick --output out/bench\n"
     "  attnflow bench --data FOLDER --method default --method mine.py:my_method --output out/bench",
 )
 _OUTPUT = Output(Path("out/bench"))
@@ -60,13 +60,17 @@ def bench(
     ] = "development",
     samples: Annotated[
         int | None,
-        typer.Option(help="How many items of each data set count. Default: 20, or 4 that ship."),
+        typer.Option(help="How many items of each data set count. Default: 20; 4 when quick."),
     ] = None,
     peers: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="The peers' packages, made by `make bench-peers`."),
     ] = None,
     processes: Annotated[int, typer.Option(help="How many jobs run at once.")] = 1,
+    is_quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Four items of two data sets, as without --data: minutes."),
+    ] = False,
     device: DeviceOption = "cpu",
     output: Annotated[
         Output,
@@ -104,16 +108,17 @@ def bench(
         "texts": (*TEXT_METHODS, *(TEXT_PEERS if peers else ())),
         "photos": PHOTO_METHODS,
     }
+    is_quick = is_quick or data is None
     folder = output.folder or Path()
     with TemporaryDirectory() as sample:
         plan = BenchPlan(
             models=labelled(model or [WRITER]),
-            data_sets=tuple(data_set or (usual if data else _SHORT)),
+            data_sets=tuple(data_set or (_SHORT if is_quick else usual)),
             methods=tuple(method or methods[kind]),
             data=data or write_sample(Path(sample)),
             output=folder,
             part=part,  # type: ignore[arg-type]  # checked there
-            samples=(20 if data else 4) if samples is None else samples,
+            samples=(4 if is_quick else 20) if samples is None else samples,
             peers=peers,
             device=device,
             processes=processes,
