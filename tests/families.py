@@ -6,8 +6,9 @@ made from the same list the tests run over, and a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -332,13 +333,21 @@ def ways_table() -> list[str]:
     """The ways in which a model may be held."""
     from holding import QUANTISED, WAYS
 
-    lines = ["| way | gradients | remarks |", "|---|---|---|"]
+    rows = []
     for way in (*WAYS, *QUANTISED):
         extra = "" if way.needs in ("torch", "peft", "accelerate") else "(`make holding`)"
         extra = "tried once, see above" if way.needs == "gptqmodel" else extra
         flow = "yes" if way.gradients else "none: rollout, reruns"
-        lines.append(f"| {way.name} | {flow} | {' '.join(filter(None, (way.note, extra)))} |")
-    return [*lines, *(f"| {way} | {flow} | {note} |" for way, flow, note in MORE_WAYS)]
+        rows.append((way.name, flow, " ".join(filter(None, (way.note, extra)))))
+    return ["| way | gradients | remarks |", "|---|---|---|", *_joined([*rows, *MORE_WAYS])]
+
+
+def _joined(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return the rows of a table, those after one another that say the same as one."""
+    return [
+        f"| {'; '.join(name for name, *_ in each)} | {kind} | {note} |"
+        for (kind, note), each in groupby(rows, key=lambda row: row[1:])
+    ]
 
 
 MADE = "<!-- made by python tests/families.py: {} -->"
@@ -346,9 +355,10 @@ MADE = "<!-- made by python tests/families.py: {} -->"
 
 def families_table() -> list[str]:
     """The families of models that the tests run over."""
-    lines = ["| family | kind | remarks |", "|---|---|---|"]
-    lines += [f"| {f.name} | {f.kind} | {f.note} |" for f in FAMILIES]
-    return [*lines, *(f"| {name} | {kind} | {note} |" for name, kind, note in OTHER_HOSTS)]
+    rows = [*((f.name, f.kind, f.note) for f in FAMILIES), *OTHER_HOSTS]
+    kinds = list(dict.fromkeys(row[1:] for row in rows))
+    rows.sort(key=lambda row: kinds.index(row[1:]))
+    return ["| family | kind | remarks |", "|---|---|---|", *_joined(rows)]
 
 
 def refused_table() -> list[str]:

@@ -113,9 +113,9 @@ def judge_statements(
         else None
         for statement in statements_of(result)
     ]
-    named = [each for each in judged if each is not None]
-    _rank(named, reading, every)
-    reading.read_ends([each.sentences[0] for each in named], max(every) + 1)
+    statements = [each for each in judged if each is not None]
+    _rank(statements, reading, every)
+    reading.read_ends([each.sentences[0] for each in statements], max(every) + 1)
     judging = [None if each is None else each.judge(reading, every) for each in judged]
     verdicts = _judge_together(judging, reading)
     return tuple(verdicts), reading.rows[frozenset()].tolist()
