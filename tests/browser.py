@@ -63,8 +63,12 @@ class Page:
         """Until an expression is true; the error tells what the page showed instead."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self.run(f"Boolean({condition})"):
-                return
+            try:
+                if self.run(f"Boolean({condition})"):
+                    return
+            except AssertionError as error:  # asked of a page that gives way to the next
+                if "navigated" not in str(error):
+                    raise
             time.sleep(0.05)
         shown = self.run("document.body.innerText.slice(0, 600)")
         raise AssertionError(f"never true: {condition}\nthe page shows: {shown}")
