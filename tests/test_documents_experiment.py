@@ -17,6 +17,7 @@ from attnflow.errors import InputError
 from attnflow.testing import tiny_decoder
 from attnflow_experiments.documents.data import (
     SourcedQuestion,
+    ordinary_questions,
     paragraph_questions,
     supported_questions,
 )
@@ -95,6 +96,9 @@ def test_documents_are_filled_up_to_a_length_without_another_place_of_the_answer
     assert sum(len(text.split()) for text in texts) in (29, 30)
     assert not any("seven" in text for text in texts)
     assert len(texts) == len(set(texts))
+    again = filled.filled_up(pool, 40, lambda text: len(text.split()))
+    names = [name for name, _ in again.documents]
+    assert len(names) == len(set(names)) > len(texts)
     for place in range(5):
         placed = filled.at_place(place, 5)
         assert placed.documents[placed.right[0]] == documents[2]
@@ -104,6 +108,14 @@ def test_documents_are_filled_up_to_a_length_without_another_place_of_the_answer
     )
     with pytest.raises(InputError, match="too few other documents"):
         question.filled_up(pool[:2], 30, lambda text: len(text.split()))
+
+
+def test_ordinary_documents_are_filled_up_from_a_file_too(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "q.jsonl", [supported(number) for number in range(6)])
+    experiment = SourcesExperiment(kinds=("ordinary",))
+    questions, texts = experiment._questions("ordinary", path)
+    assert questions == ordinary_questions("development")
+    assert texts == supported_questions(path)[1]
 
 
 def supported(number: int, **values: Any) -> dict[str, Any]:

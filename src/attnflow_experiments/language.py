@@ -26,8 +26,8 @@ def documents(
         typer.Option(
             metavar="FOLDER|FILE",
             help="A folder with questions.jsonl, as in SQuAD, or a file of JSON lines with "
-            "question, answers, documents and support. Without it only the ordinary documents "
-            "that ship are asked about.",
+            "question, answers, documents and support; both fill up, too. Without it only the "
+            "ordinary documents that ship are asked about.",
         ),
     ] = None,
     part: PartOption = "development",

@@ -82,7 +82,7 @@ def _command_names(context: Any) -> list[str]:
 
 
 def _last_part(value: object) -> str:
-    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).is_dir())
+    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).exists())
     return Path(str(value)).name if is_path else str(value)
 
 

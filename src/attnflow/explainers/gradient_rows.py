@@ -39,7 +39,7 @@ from attnflow.methods.base import layers_from
 from attnflow.methods.gradients import find_sink
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
-_MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
+_MOST_NUMBERS = 2**24  # of layers × tokens × positions: above, only the sum over layers is kept
 
 
 @dataclass(frozen=True, eq=False)

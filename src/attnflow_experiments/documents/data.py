@@ -83,7 +83,8 @@ class SourcedQuestion:
             if text in present or holds or measure(text) > room:
                 continue
             room -= measure(text)
-            name = f"other {len(documents) - len(self.documents) + 1}"
+            others = sum(name.startswith("other ") for name, _ in documents)
+            name = f"other {others + 1}"
             documents.insert(rng.randrange(len(documents) + 1), (name, text))
         if room > (1 - _LEAST_FILLED) * size:
             raise InputError(

@@ -130,6 +130,9 @@ class SourcesExperiment:
             if data is None or not data.is_file():
                 raise InputError(f"Questions with supports are a file of JSON lines; got {data}.")
             return supported_questions(data, self.places)
+        if kind == "ordinary" and data is not None and data.is_file():
+            _, others = supported_questions(data, self.places)
+            return ordinary_questions(self.part, self.places), others
         paragraphs: tuple[list[SourcedQuestion], list[str]] = ([], [])
         if data is not None:
             paragraphs = paragraph_questions(data, self.part, self.places)
