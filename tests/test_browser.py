@@ -510,7 +510,7 @@ new Promise(async (done) => {
 
 def work(tab: Page, length: int, folder: Path) -> dict[str, int]:
     """The most that one step of a reader makes the page do, for a text of this length."""
-    show(tab, view(long_result(length, 8)), folder)
+    show(tab, view(long_result(length, 3)), folder)
     open_details(tab)
     tab.wait("document.querySelectorAll('.af-token').length > 50")
     tab.wait("document.querySelector('.af-map-canvas').height > 20")

@@ -170,7 +170,7 @@ def test_training_is_deterministic_by_seed(tmp_path: Path, monkeypatch: pytest.M
         output.mkdir()
         commands.append([
             *(str(script), "--data", str(tmp_path), "--output", str(output), "--seed", "3"),
-            *("--epochs", "1", "--limit", "200", "--vocabulary-size", "60"),
+            *("--epochs", "1", "--limit", "60", "--vocabulary-size", "60"),
             *("--checkpoint", f"{output}.checkpoint.pt"),
         ])  # fmt: skip
     subprocess.run([sys.executable, *commands[0]], check=True, capture_output=True, cwd=tmp_path)
