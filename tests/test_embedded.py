@@ -129,7 +129,9 @@ def test_demo_answers_explains_and_writes_the_reports(
     assert _run(["demo", "--output", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "The next verb is plural (" in shown
-    assert "“plural” draws on “reports” (" in shown
+    assert shown.index("The answer rests on “reports”.") < shown.index(
+        "“plural” draws on “reports” ("
+    )
     assert "That is right: the subject is “reports”." in shown
     assert (folder / "sentence.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert ("the probability of “" in shown) is installed

@@ -85,7 +85,9 @@ def _explain(console: Console, output: Path) -> None:
     result = explain("verb-number", _SENTENCE)
     assert result.prediction is not None  # the embedded model always answers
     console.print(f"The next verb is [bold]{result.prediction}[/bold].")
-    console.print(Text(sources_sentence(result, k=3, subject=result.prediction.label)))
+    writing.print_verdict(result, console)
+    sentence = sources_sentence(result, k=3, subject=result.prediction.label)
+    console.print(Text(sentence), soft_wrap=True)
     console.print(Text(_interpretation(result)), soft_wrap=True)
     with quiet_about_limits():  # the page says it beside the numbers
         comparison = compare(load(), _SENTENCE)
