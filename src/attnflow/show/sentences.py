@@ -24,7 +24,7 @@ from attnflow.tokens.text import common_tokens, join, visible
 UNIT_LEGENDS = {
     "share": "Percentages are shares of all that the target draws on.",
     "flow": "A flow is the most that could come through, from 0 to 1; flows do not add up.",
-    "difference": "Differences from a baseline: + raises, − holds back.",
+    "difference": "+ speaks for it, − against it.",
 }
 """The meaning of the numbers of a result, by `unit_of`."""
 TABLE_LEGENDS = {
