@@ -209,6 +209,20 @@ class CompletionAblation:
             rows[batch] = (self._side_by_side if self._packs else self._forward)(members, first)
         return rows
 
+    def read_from(self, start: int) -> CompletionAblation:
+        """Return the same with the end of the prompt, from `start` on, read as part of what was
+        written after the rest of it.
+        """
+        if self._two_stacks:
+            raise ModelError(
+                f"{type(self.model).__name__} reads its prompt in an encoder, which gives no token "
+                "of it a probability."
+            )
+        prompt, end = self.prompt_ids[:start], self.prompt_ids[start:]
+        return replace(
+            self, prompt_ids=prompt, completion_ids=[*end, *self.completion_ids], known=()
+        )
+
     @cached_property
     def _packs(self) -> bool:
         """True where several ends of a text may run as one, beside one copy of its cache: tried."""

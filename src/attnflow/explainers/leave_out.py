@@ -63,8 +63,39 @@ def function_of(method: RerunMethod) -> RerunFunction:
 
 def responses(method: RerunMethod, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
     """Measure each target with each set of positions taken away, `(sets, targets)`."""
-    tokens = task.ablation.token_log_probs(sets)
+    return _of_targets(method, task, task.ablation.token_log_probs(sets))
+
+
+def _responses_with_question(
+    method: RerunMethod, task: AblationTask, sets: Sequence[Sequence[int]]
+) -> Floats:
+    """Measure the question together with each target, sets hidden from these only.
+
+    The question is all of the prompt that follows the last source, but for its first token, at
+    which the reading begins.
+    """
+    ablation, start = task.ablation, 1 + max(map(max, task.sources.positions))
+    count = len(ablation.prompt_ids) - start - 1
+    if count < 1:
+        raise InputError(
+            "question=True counts what the question loses, and the prompt has no text after its "
+            "last document. Put the question behind the documents, as attnflow.ask does, or leave "
+            "question= out."
+        )
+    tokens = ablation.read_from(start + 1).log_probs_beside(sets, start)
+    question, completion = np.split(tokens, [count], axis=1)
+    return _of_targets(method, task, completion, question.sum(axis=1, keepdims=True))
+
+
+def _of_targets(
+    method: RerunMethod, task: AblationTask, tokens: Floats, question: Floats | float = 0.0
+) -> Floats:
+    """Return what a method measures of each target, from `(sets, completion tokens)`.
+
+    question: the log-probability of what is read with each of them.
+    """
     log_probs = np.stack([tokens[:, list(row)].sum(axis=1) for row in task.targets], axis=1)
+    log_probs = log_probs + question
     return log_odds(log_probs) if method.score == "log-odds" else log_probs
 
 
@@ -75,7 +106,7 @@ def _leave_one_out(method: LeaveOneOut, task: AblationTask) -> tuple[Floats, int
     if method.alone:
         every = {position for place in places for position in place}
         sets += [sorted(every), *(sorted(every.difference(place)) for place in places)]
-    measured = responses(method, task, sets)
+    measured = (_responses_with_question if method.question else responses)(method, task, sets)
     base, without, rest = np.split(measured, [1, 1 + len(places)])
     values = lost_or_held(base, without, rest[1:], rest[:1]) if method.alone else base - without
     return np.ascontiguousarray(values.T), len(sets)

@@ -53,7 +53,14 @@ class Sources:
 
     @classmethod
     def of_prompt(cls, model: Model, prompt: Prompt, level: Level = "word") -> Sources:
-        """Divide a prompt, its chat template left out; without a tokenizer, into tokens."""
+        """Divide a prompt, its chat template left out; without a tokenizer, into tokens.
+
+        Documents that the prompt knows are its only ones: the question is none.
+        """
+        if level == "document" and prompt.pieces:
+            names = tuple(_short("".join(pieces).strip()) for pieces in prompt.pieces)
+            places = tuple(tuple(range(*span)) for span in prompt.spans if span is not None)
+            return cls(names, places, len(prompt.ids), level)
         tokens, special = prompt_tokens(model.tokenizer, prompt.ids)
         template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
         return cls.of_tokens(

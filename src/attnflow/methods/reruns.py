@@ -63,6 +63,11 @@ class LeaveOneOut(RerunMethod):
 
     alone: count what a source holds alone, all others taken away, where that is more. It finds
         sources that say the same, none of which is missed; two passes for each.
+    question: count what the question loses, too: all that follows the documents, as if it had been
+        written from them like the answer. It finds documents that say what is asked about, which
+        the answer itself does not miss. Each is hidden from the question and the answer only,
+        which run again beside the cache: all of them cost little more than reading the prompt.
+        Sources are documents, and stand before the question.
 
     >>> LeaveOneOut(by="delete").label
     'leave-one-out:by=delete'
@@ -70,6 +75,15 @@ class LeaveOneOut(RerunMethod):
 
     name: ClassVar[str] = "leave-one-out"
     alone: bool = False
+    question: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.question and (self.level != "document" or self.by != "hide"):
+            raise MethodError(
+                "question=True hides whole documents from the question and the answer: take "
+                f"level='document' and by='hide'; got level={self.level!r}, by={self.by!r}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
