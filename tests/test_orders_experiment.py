@@ -6,19 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
 from attnflow.errors import InputError
-from attnflow.explainers.ablation import ablate
 from attnflow.testing import tiny_decoder
 from attnflow.tokens.transcripts import read_transcript
 from attnflow_experiments.documents.data import SourcedQuestion
 from attnflow_experiments.documents.reading import AnswerReading
 from attnflow_experiments.orders.data import Order, auroc, poisoned_questions, read_orders
 from attnflow_experiments.orders.experiment import OrdersExperiment, write_answer
-from attnflow_experiments.orders.rankings import TOGETHER, rank_documents
 
 MAIL = "SUBJECT: Bill|CONTENT: Hi David. The bill is paid. Nothing is left to do. Yours, Ann"
 
@@ -119,14 +116,10 @@ def test_documents_are_ranked_by_each_method() -> None:
         "the keys", ("the cabinets",), tuple(zip("abc", texts, strict=True)), (0,), ()
     )
     reading = AnswerReading.of_given(tiny_decoder(), case)
-    for name in ("default", "checked", "careful", TOGETHER, "ablation-regression:samples=4"):
-        ranking = rank_documents(reading, name)
+    asked = "leave-one-out:level=document,question=true"
+    for name in ("default", "checked", "careful", asked, "ablation-regression:samples=4"):
+        ranking = reading.ranking(name)
         assert sorted(ranking) == sorted(set(ranking))
-    ablation = ablate(reading.model, reading.prompt.ids, reading.ids)
-    places = [set(range(*span)) for span in reading.prompt.spans if span is not None]
-    alone = [sorted(set.union(*places) - place) for place in places]
-    most = int(np.argmax(ablation.log_probs(alone)))
-    assert rank_documents(reading, "together")[0] == most  # one supports it: the one that holds it
     assert reading.ranking("leave-one-out")[0] == reading.most_needed()
 
 

@@ -34,12 +34,21 @@ from attnflow_experiments.documents.reading import (
 )
 from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.orders.data import Order, auroc, poisoned_questions, read_orders
-from attnflow_experiments.orders.rankings import TOGETHER, rank_documents
 from attnflow_experiments.report import Report
 
 KINDS = ("injections", "poison", "hotpot", "2wiki")
 _ALONE = "leave-one-out:alone=true"  # five passages that say the same are each needless
-METHODS = (DEFAULT, CHECKED, "careful", _ALONE, TOGETHER, "ablation-regression", "leave-one-out")
+# of two hops the answer misses the second alone; the question speaks of the first
+_WITH_QUESTION = "leave-one-out:level=document,question=true"
+METHODS = (
+    DEFAULT,
+    CHECKED,
+    "careful",
+    _ALONE,
+    _WITH_QUESTION,
+    "ablation-regression",
+    "leave-one-out",
+)
 _MOST_WRITTEN = 32
 _GIVERS = ("data", "user")
 
@@ -50,9 +59,8 @@ Case = tuple[str, Callable[[], dict[str, Any]]]
 class OrdersExperiment:
     """The experiment.
 
-    methods: names as `ask` takes them, "default", "checked" (and "checked+NAME") for what `ask`
-        names after its check, or `rankings.TOGETHER`; injections are explained by the
-        first alone.
+    methods: names as `ask` takes them, "default", or "checked" (and "checked+NAME") for what `ask`
+        names after its check; injections are explained by the first alone.
     kinds: "injections", orders in e-mails; "poison", five wrong passages among ten; "hotpot" and
         "2wiki", the supports of gold answers.
     cases: at most so many of each kind.
@@ -72,7 +80,7 @@ class OrdersExperiment:
         if self.cases is not None and self.cases < 1:
             raise InputError(f"cases is a number of at least 1; got {self.cases!r}.")
         for name in self.methods:  # a long run must not fail on a name
-            if name != TOGETHER and method_name(name) != DEFAULT:
+            if method_name(name) != DEFAULT:
                 make_method(method_name(name))
 
     def __call__(self, model: Model, *, data: Path, journal: Path | None) -> Report:
@@ -148,7 +156,7 @@ class OrdersExperiment:
             return record
         count, shares = len(case.right), {}
         for name in self.methods:
-            first = rank_documents(reading, name)[:count]
+            first = reading.ranking(name)[:count]
             shares[name] = len(set(first) & set(case.right)) / count
         return {**record, "recall": shares}
 
