@@ -21,7 +21,7 @@ from attnflow.hosts.load import load
 from attnflow.hosts.model import adapter_for
 from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.restore import at_rest, exclusive, undone
-from attnflow.testing import tiny_encoder
+from attnflow.testing import tiny_decoder, tiny_encoder
 from families import FAMILIES, words
 from interrupts import (
     TEXT,
@@ -138,6 +138,29 @@ def test_a_block_of_torch_that_is_struck_at_its_border_puts_no_mode_back_later()
     del raised
     gc.collect()
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_mode_that_reading_parameters_needs_is_not_left_either() -> None:
+    """Some packages bring parameters in whenever they are read, under a mode of their own."""
+    model, tokenizer = tiny_decoder()
+    model.config.max_position_embeddings = 2048  # rotary: there is room for documents
+
+    def struck(*_: object, **__: object) -> Any:
+        torch.set_grad_enabled(False)
+        raise KeyboardInterrupt
+
+    doors: list[Callable[[], object]] = [
+        lambda: attnflow.capture((model, tokenizer), "the keys"),
+        lambda: attnflow.explain((model, tokenizer), "the keys"),
+        lambda: attnflow.generate((model, tokenizer), "the keys"),
+        lambda: attnflow.ask((model, tokenizer), "the keys", {"a.txt": "the author"}),
+    ]
+    for door in doors:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model, "named_parameters", struck)
+            with pytest.raises(KeyboardInterrupt):
+                door()
+        assert torch.is_grad_enabled()
 
 
 def test_a_signal_while_things_are_undone_waits() -> None:

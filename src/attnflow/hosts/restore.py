@@ -294,22 +294,25 @@ _CALL = _Call()
 
 
 def in_step(call: Callable[P, R]) -> Callable[P, R]:
-    """Let interrupts wait in a call whose model, its first argument, is spread over processes.
+    """Undo what an interrupt leaves anywhere in a call: a model may change modes of torch to read
+    its parameters, before a pass of ours begins.
 
-    They are dealt with in all processes at once, before a forward pass (`_meeting`), or when the
-    call is over. Then no process waits for another, and no layer is half gathered.
+    Where the model, its first argument, is spread over processes, interrupts wait. They are dealt
+    with in all processes at once, before a forward pass (`_meeting`), or when the call is over.
+    Then no process waits for another, and no layer is half gathered.
     """
 
     @wraps(call)
     def whole(*args: P.args, **kwargs: P.kwargs) -> R:
-        if distributed.is_available() and distributed.is_initialized():
-            with undone() as changes, _INTERRUPTS:
-                model = _spread_model(args[0] if args else kwargs.get("model"))
-                if model is not None:
-                    changes.add(partial(_shard_again, model))
-                    with _CALL:
-                        return call(*args, **kwargs)
-        return call(*args, **kwargs)
+        with undone() as changes:
+            if distributed.is_available() and distributed.is_initialized():
+                with _INTERRUPTS:
+                    model = _spread_model(args[0] if args else kwargs.get("model"))
+                    if model is not None:
+                        changes.add(partial(_shard_again, model))
+                        with _CALL:
+                            return call(*args, **kwargs)
+            return call(*args, **kwargs)
 
     return whole
 
