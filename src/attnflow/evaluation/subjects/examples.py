@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ class CompletionPrompt:
         if not isinstance(self.prompt, str) or not self.prompt.strip():
             raise InputError(f"A prompt is a text; got {shorten(self.prompt)}.")
         check_fields(self)
-        for span in (self.answer, self.stated, *(self.inside or ()), *(self.documents or ())):
+        parts = (spans for spans in (self.inside, self.documents) if spans is not None)
+        for span in (self.answer, self.stated, *chain.from_iterable(parts)):
             if span is not None and not 0 <= span[0] < span[1] <= len(self.prompt):
                 raise InputError(
                     f"The span {shorten(span)} is not a part of a prompt of {len(self.prompt)} "
