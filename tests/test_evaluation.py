@@ -488,7 +488,7 @@ def test_the_tokenizer_counts_in_the_fingerprint() -> None:
 
 
 def test_kills_and_runs_at_once_lose_nothing() -> None:
-    assert run_script("kills,together", 3, seed=1) == (6, [])
+    assert run_script("kills,together", 2, seed=1) == (4, [])
 
 
 def made(
