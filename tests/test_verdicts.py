@@ -227,6 +227,9 @@ def test_judged_are_words_that_the_question_does_not_have() -> None:
     ]  # fmt: skip
     asked = [0, 1, 2, 8]
     assert len(verdicts._new_words(model, asked, answer, frozenset())) == 2
+    model.tokenizer.names = ("Is", "Ġthe", "Ċ", "Os", "lo")  # "Oslo" alone: no mark in its pieces
+    (word,) = verdicts._new_words(model, [0, 1, 2], [3, 4], frozenset())
+    assert (word.text, word.tokens) == ("Oslo", (0, 1))
 
 
 def test_an_unlikely_word_tells_less() -> None:

@@ -144,18 +144,22 @@ def _judge_together(judging: Sequence[Judging | None], reading: Reading) -> list
 def _new_words(
     model: Model, prompt_ids: Sequence[int], ids: Sequence[int], hidden: frozenset[int]
 ) -> list[Unit]:
-    """Return the words of an answer that stand nowhere in its prompt but in what can be hidden."""
-    tokenizer = model.tokenizer
+    """Return the words of an answer that stand nowhere in its prompt but in what can be hidden.
+
+    They are read behind the prompt: one word alone may not show how its tokens mark a beginning.
+    """
+    tokenizer, first = model.tokenizer, len(prompt_ids)
     question = tokens_of(tokenizer, [id_ for k, id_ in enumerate(prompt_ids) if k not in hidden])
     known = {readable(unit.text).casefold() for unit in split_units(list(question), "word")}
-    tokens = tokens_of(tokenizer, ids)
-    is_sign = [not any(map(str.isalnum, surface)) for surface in tokens.surfaces()]
-    words = []
+    tokens = tokens_of(tokenizer, [*prompt_ids, *ids])
+    surfaces, words = tokens.surfaces(), []
     for unit in split_units(list(tokens), "word"):
-        own = [k for k in unit.tokens if not is_sign[k]]
-        if own and readable(unit.text).casefold() not in known:
+        members = [k for k in unit.tokens if k >= first]
+        own = [k - first for k in members if any(map(str.isalnum, surfaces[k]))]
+        text = "".join(surfaces[k] for k in members).strip()
+        if own and readable(text).casefold() not in known:
             # signs around a word are another choice than the word
-            words.append(replace(unit, tokens=tuple(range(own[0], own[-1] + 1))))
+            words.append(replace(unit, text=text, tokens=tuple(range(own[0], own[-1] + 1))))
     return words
 
 
