@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
@@ -325,6 +326,50 @@ def test_the_check_runs_beside_what_the_explanation_read(family: str) -> None:
         np.testing.assert_allclose(
             ablation.log_probs_beside([[], [4, 5], [7]], 8), expected, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("wrong", ["", "keys", "known", "mask"])
+def test_kept_keys_are_tried_in_the_pass_that_reads_beside_them(
+    family: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass where they are right; where anything is not, the numbers are those without them."""
+    model = model_of(family)
+    loaded = attnflow.load(model)
+    completion = Completion(Prompt(TEXT[0, :START].tolist()), ANSWER)
+    read_completion(loaded, completion, attnflow.BalancedGradient(), "answer")
+    keys, known = completion.keys, log_probs(model, [])
+    sets = [[4, 5], [7]]
+    fresh = ablate(loaded, completion.prompt.ids, ANSWER)
+    assert fresh.hides_beside
+    expected = fresh.log_probs_beside(sets, START)
+    assert np.abs(expected - known).max() > 0.05
+    if wrong == "keys":  # of another text
+        keys = [(key.flip(-2), value) for key, value in keys]
+        expected = fresh.token_log_probs(sets)
+    if wrong == "known":
+        known = [each - 1 for each in known]
+    if wrong == "mask":  # one of its own is not heeded: each token sees all that stand before it
+        inner = cast(Any, model).forward
+
+        def causal(*args: Any, **kwargs: Any) -> Any:
+            if kwargs["attention_mask"].ndim == 4:
+                kwargs["attention_mask"] = None
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(model, "forward", wraps(inner)(causal))
+    read: list[int] = []
+    hook = (
+        cast(Any, model)
+        .get_input_embeddings()
+        .register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
+    )
+    ablation = ablate(loaded, completion.prompt.ids, ANSWER, keys=keys, known=known)
+    found = ablation.log_probs_beside(sets, START)
+    hook.remove()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert ablation.hides_beside is (wrong != "keys")
+    assert (read == [3 * len(ANSWER)]) is (wrong == "")
 
 
 def count_tensors() -> int:

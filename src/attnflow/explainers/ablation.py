@@ -192,10 +192,8 @@ class CompletionAblation:
 
         Only the end of the text runs again. What stands between has read them, so that less may be
         lost than by hiding them for good; nearly the same where documents do not speak of one
-        another. Where no cache can be shared they are hidden from all.
+        another. Where no cache can be shared they are hidden from all: see `hides_beside`.
         """
-        if not self.hides_beside:
-            return self.token_log_probs(sets)
         ids = (*map(int, self.prompt_ids), *map(int, self.completion_ids[:-1]))
         places = tuple(range(len(ids)))
         variants = [
@@ -204,10 +202,24 @@ class CompletionAblation:
         ]
         rows = np.empty((len(sets), len(self.completion_ids)))
         for batch in self._batches(variants, cached=True):
-            members = [variants[k] for k in batch]
-            first = self._start(members[0])
-            rows[batch] = (self._side_by_side if self._packs else self._forward)(members, first)
+            beside = self._beside([variants[k] for k in batch])
+            if beside is None:
+                return self.token_log_probs(sets)
+            rows[batch] = beside
         return rows
+
+    def _beside(self, variants: Sequence[_Variant]) -> list[Floats] | Floats | None:
+        """Return the rows of some ends of the text; None where it has no cache to be shared."""
+        start = self._start(variants[0])
+        is_kept = self.by == "hide" and self._may_share and self.keys and len(self.known)
+        if is_kept and "_packs" not in vars(self):  # whose trial is a part of the same pass
+            rows = self._tried(variants, start)
+            vars(self)["_packs"] = rows is not None
+            if rows is not None:
+                return rows
+        if not self.hides_beside:
+            return None
+        return (self._side_by_side if self._packs else self._forward)(variants, start)
 
     def read_from(self, start: int) -> CompletionAblation:
         """Return the same with the end of the prompt, from `start` on, read as part of what was
@@ -226,17 +238,26 @@ class CompletionAblation:
     @cached_property
     def _packs(self) -> bool:
         """True where several ends of a text may run as one, beside one copy of its cache: tried."""
+        return self._tried([], len(self.prompt_ids) - 1) is not None
+
+    def _tried(self, variants: Sequence[_Variant], start: int) -> list[Floats] | None:
+        """Return the rows of ends of a text that run as one; None where the text as it is, which is
+        the last of them and would see the others under no mask, does not get what it should.
+        """
         if self._has_windows:  # a mask of one's own is taken for every layer
-            return False
-        few = slice(_TRIED_TOKENS)
-        end: dict[str, Any] = {"completion_ids": self.completion_ids[few], "known": self.known[few]}
-        tried = replace(self, **end) if self.keys else self  # whose prompt would be read once more
-        text, start = tried._variant(()), len(tried.prompt_ids) - 1
-        expected = np.array(tried.known) if len(tried.known) else tried._forward([text], start)
+            return None
+        text = self._variant(())
+        if len(self.known):  # then few tokens of the completion are enough
+            expected = np.array(self.known[:_TRIED_TOKENS])
+            end = len(self.prompt_ids) + len(expected) - 1
+            text = _Variant(text.ids[:end], text.positions[:end], text.visible[:end], text.first)
+        else:
+            (expected,) = self._forward([text], start)
         try:
-            return self._are_same(tried._side_by_side([text] * 2, start), expected)
+            *rows, last = self._side_by_side([*(variants or [text]), text], start)
         except (RuntimeError, ValueError, TypeError, IndexError):  # takes no such mask
-            return False
+            return None
+        return rows if self._are_same(last, expected) else None
 
     def _are_same(self, rows: Floats, expected: Floats) -> bool:
         tolerance = max(_SAME, _ROUNDINGS * torch.finfo(self.model.dtype).eps)
@@ -245,7 +266,7 @@ class CompletionAblation:
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
         """True where what stands before a change is run only once: tried, not assumed."""
-        if self._two_stacks or not self._is_plain or "past_key_values" not in self._accepts:
+        if not self._may_share:
             return False
         if self.keys and len(self.known) and self._packs:  # tried on the text itself
             return True
@@ -256,6 +277,11 @@ class CompletionAblation:
         return self._are_same(tried._forward([prompt], start), tried._forward([prompt], None))
 
     # -- how it is run ------------------------------------------------------------------------
+
+    @property
+    def _may_share(self) -> bool:
+        """True unless it is known beforehand that no cache of a text's beginning serves others."""
+        return not self._two_stacks and self._is_plain and "past_key_values" in self._accepts
 
     @cached_property
     def _is_plain(self) -> bool:
@@ -348,41 +374,44 @@ class CompletionAblation:
         return self._of_completion(logits[:, -len(self.completion_ids) :])
 
     def _of_completion(self, logits: Tensor) -> Floats:
-        """Return what `(variants, completion tokens, vocabulary)` give the completion's tokens."""
+        """Return what `(variants, tokens, vocabulary)` give the completion's first tokens."""
         completion = torch.tensor(list(self.completion_ids), device=logits.device)
-        index = completion.expand(len(logits), -1).unsqueeze(-1)
+        index = completion[: logits.shape[1]].expand(len(logits), -1).unsqueeze(-1)
         rows = logits.float().log_softmax(dim=-1).gather(-1, index)
         return rows.squeeze(-1).double().cpu().numpy()
 
-    def _side_by_side(self, variants: Sequence[_Variant], start: int) -> Floats:
+    def _side_by_side(self, variants: Sequence[_Variant], start: int) -> list[Floats]:
         """Return the same as `_forward`, the ends of all variants one after another in one text.
 
-        Each end sees what its variant lets it see of the one copy of the cache, and itself.
+        Each end sees what its variant lets it see of the one copy of the cache, and itself. One
+        may stop before the last token of the completion.
         """
-        device, count, end = device_of(self.model), len(variants), len(variants[0].ids) - start
-        ids = torch.tensor([variants[0].ids[start:] * count], device=device)
-        visible = torch.tensor([variant.visible for variant in variants], device=device)
-        before = visible[:, None, :start].expand(-1, end, -1).reshape(count * end, start)
-        own = torch.block_diag(*[torch.ones(end, end, device=device).tril()] * count).bool()
-        allowed = torch.cat([before, own & visible[:, start:].flatten()[None]], dim=1)
+        device = device_of(self.model)
+        ends = [len(each.ids) - start for each in variants]
+        ids = torch.tensor([k for each in variants for k in each.ids[start:]], device=device)
+        places = torch.tensor([k for one in variants for k in one.positions[start:]], device=device)
+        before = torch.tensor([each.visible[:start] for each in variants], device=device)
+        after = torch.tensor([k for each in variants for k in each.visible[start:]], device=device)
+        own = torch.block_diag(*[torch.ones(end, end, device=device).tril() for end in ends])
+        before = before.repeat_interleave(torch.tensor(ends, device=device), dim=0)
+        allowed = torch.cat([before, own.bool() & after], dim=1)
         lowest = torch.finfo(self.model.dtype).min
         mask = torch.zeros(allowed.shape, dtype=self.model.dtype, device=device)
         mask = mask.masked_fill(~allowed, lowest)[None, None]
-        places = torch.tensor([variants[0].positions[start:] * count], device=device)
-        size = len(self.completion_ids)
-        needed = torch.arange(count * end, device=device).reshape(count, end)[:, -size:].flatten()
+        needed = (places >= len(self.prompt_ids) - 1).nonzero().flatten()
         keeps = "logits_to_keep" in self._accepts
         with at_rest(self.model), torch.no_grad():
             logits = self.model(
-                input_ids=ids,
+                input_ids=ids[None],
                 attention_mask=mask,
-                position_ids=places,
+                position_ids=places[None],
                 past_key_values=cache_of(self._unchanged, start),
                 use_cache=True,
                 **({"logits_to_keep": needed} if keeps else {}),
             ).logits[0]
         logits = logits if keeps else logits[needed]
-        return self._of_completion(logits.reshape(count, size, -1))
+        parts = logits.split([len(each.ids) - len(self.prompt_ids) + 1 for each in variants])
+        return [self._of_completion(part[None])[0] for part in parts]
 
     def _continued(self, ids: Tensor, mask: Tensor, places: Tensor, start: int) -> Tensor:
         options: dict[str, Any] = {"use_cache": start > 0}

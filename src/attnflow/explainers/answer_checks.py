@@ -81,11 +81,12 @@ def judge_completion(
     def read(sets: Sequence[frozenset[int]]) -> list[float]:
         if reading.ablation.keys:  # of the prompt, so that the completion alone is read again
             reading.read([frozenset()])
-            reading.read_ends(sets, len(reading.ablation.prompt_ids))
+            new = [each for each in sets if each not in reading.rows]
+            reading.read_ends(new, len(reading.ablation.prompt_ids))
             base = reading.of(numbers, frozenset())
             clear = [
                 each
-                for each in sets
+                for each in new
                 if clearly_takes_away(base - reading.of(numbers, each, ends=True))
             ]
             reading.rows.update({each: reading.ends[each] for each in clear})

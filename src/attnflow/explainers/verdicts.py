@@ -68,13 +68,11 @@ class Reading:
         """Run the same, hidden only from `start` on, which is cheap: what stands between has read
         what is hidden, so that less may be lost than for good.
         """
-        if self.ablation.hides_beside:
-            new = [each for each in dict.fromkeys(sets) if each not in self.ends]
-            log_probs = self.ablation.log_probs_beside([sorted(each) for each in new], start)
-            self.ends.update(zip(new, log_probs, strict=True))
-        else:
-            self.read(sets)
-            self.ends.update({each: self.rows[each] for each in sets})
+        new = [each for each in dict.fromkeys(sets) if each not in self.ends]
+        log_probs = self.ablation.log_probs_beside([sorted(each) for each in new], start)
+        self.ends.update(zip(new, log_probs, strict=True))
+        if not self.ablation.hides_beside:  # where they were hidden for good
+            self.rows.update(zip(new, log_probs, strict=True))
 
     def of(self, tokens: Sequence[int], hidden: frozenset[int], *, ends: bool = False) -> float:
         """Return the log-probability of some tokens; `ends`: hidden from the end only."""
