@@ -75,14 +75,15 @@ def judge_completion(
     sum over its targets at its highest layer. tokens: by number; default: all.
     """
     numbers = range(len(completion.ids)) if tokens is None else tokens
-    sources = _sources_of(result, model, completion)
+    words = strongest_words(_sources_of(result, model, completion), result)
     reading = Reading(result, model, completion)
 
     def read(sets: Sequence[frozenset[int]]) -> list[float]:
         if reading.ablation.keys:  # of the prompt, so that the completion alone is read again
             reading.read([frozenset()])
             new = [each for each in sets if each not in reading.rows]
-            reading.read_ends(new, len(reading.ablation.prompt_ids))
+            # the first word beside all of them: two ends in one pass cost less than in two
+            reading.read_ends([*new, words[0][1]], len(reading.ablation.prompt_ids))
             base = reading.of(numbers, frozenset())
             clear = [
                 each
@@ -93,7 +94,7 @@ def judge_completion(
         reading.read(sets)  # where that is not clear, for good
         return [reading.of(numbers, each) for each in sets]
 
-    return judge_sources(strongest_words(sources, result), read, len(numbers))
+    return judge_sources(words, read, len(numbers))
 
 
 def judge_sources(
