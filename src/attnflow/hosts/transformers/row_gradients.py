@@ -44,6 +44,7 @@ from attnflow.trace.extras import LOG_PROB, ScoreName
 
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _MOST_ROWS = 512  # that run at once beside the cache
+_FEW_WEIGHTS = 2**20  # of a layer, four megabytes: kept for the way back, not formed again
 _SAME = 1e-3  # how far recomputed weights may be from the model's own, as a share of the largest
 
 NO_CONTRAST = -1
@@ -135,11 +136,13 @@ class _RowHandler(AttentionHandler):
     def attend(self, call: AttentionCall) -> Tensor:
         if call.mask is not None:
             call = replace(call, mask=call.mask[..., : call.key.shape[-2]])
+        rows = call.query.shape[-2]
+        query, key, value = call.query, call.key[:, :, -rows:], call.value[:, :, -rows:]
         if self.balanced:
-            query, key, value = attention_shares(call.query, call.key, call.value)
-            call = replace(call, query=query, key=key, value=value)
+            query, key, value = attention_shares(query, key, value)
+        constant = replace(call, query=query, key=call.key.detach(), value=call.value.detach())
         with as_one_operation():
-            output, report = _attend(call)
+            output, report = _attend(constant, key, value)
         if output.requires_grad:
             if call.module in self.order:
                 raise UnsupportedModelError(
@@ -176,34 +179,33 @@ class _RowHandler(AttentionHandler):
 Report = Callable[[Tensor], LayerRows]
 
 
-def _attend(call: AttentionCall) -> tuple[Tensor, Report]:
+def _attend(constant: AttentionCall, *own: Tensor) -> tuple[Tensor, Report]:
     """Attend with other positions as constants; what each weight adds is told on the way back.
 
-    A model file's own function keeps its weights for that; fused kernels keep none.
+    own: keys and values of the queries' own positions, which are none. A model file's own function
+    keeps its weights for that; those of fused kernels are kept where they are few.
     """
-    constant = replace(call, key=call.key.detach(), value=call.value.detach())
     weights_of: Callable[[], Iterable[Tensor]]
-    if has_special_softmax(call.module, call.options):
+    if has_special_softmax(constant.module, constant.options):
         output, weights = constant.run_eager_with_weights()
         _check_scores(constant, weights)
-        weights_of = partial(_by_key_heads, weights.detach(), call.groups)
+        weights_of = partial(_by_key_heads, weights.detach(), constant.groups)
     else:
         output = _run_fused(constant)
         _check_output(constant, output)
-        weights_of = partial(_fused_weights, replace(constant, query=call.query.detach()))
-    rows, keys = call.query.shape[-2], call.key.shape[-2]
+        weights_of = partial(_fused_weights, replace(constant, query=constant.query.detach()))
+        if constant.query.shape[:3].numel() * constant.key.shape[-2] <= _FEW_WEIGHTS:
+            few = list(weights_of())
+            weights_of = partial(iter, few)
+    rows, keys = constant.query.shape[-2], constant.key.shape[-2]
     diagonal = torch.arange(rows), torch.arange(keys - rows, keys)
-    own_keys, own_values = (
-        part[:, :, -rows:].repeat_interleave(call.groups, dim=1) for part in (call.key, call.value)
-    )
     terms = own_terms(
-        call.query,
-        own_keys,
-        own_values,
+        constant.query,
+        *(part.repeat_interleave(constant.groups, dim=1) for part in own),
         output=output.transpose(1, 2),
         weight=torch.cat([weights[..., *diagonal] for weights in weights_of()], dim=1),
-        scaling=call.scaling,
-        softcap=call.softcap,
+        scaling=constant.scaling,
+        softcap=constant.softcap,
     )
     report = partial(_report, weights_of, constant.value)
     return output + terms.to(output.dtype).transpose(1, 2), report
@@ -236,8 +238,13 @@ def _fused_weights(call: AttentionCall) -> Iterator[Tensor]:
     mask = None if call.mask is None else call.mask.float()
     queries = call.query.split(call.groups, dim=1)
     for query, key in zip(queries, call.key.split(1, dim=1), strict=True):
-        scores = (query.float() * call.scaling) @ key.float().transpose(2, 3)
+        scores = _by_keys(query.float() * call.scaling, key.float())
         yield (scores if mask is None else scores.add_(mask)).softmax(dim=-1)
+
+
+def _by_keys(part: Tensor, shared: Tensor) -> Tensor:
+    """Return the products with what heads share, (batch, groups, rows, keys), as of one head."""
+    return (part.flatten(1, 2) @ shared[:, 0].transpose(1, 2)).unflatten(1, part.shape[1:3])
 
 
 @torch.no_grad()
@@ -252,7 +259,7 @@ def _report(
     parts = zip(upper.split(heads // value.shape[1], dim=1), value.split(1, dim=1), strict=True)
     for weights, (part, values) in zip(weights_of(), parts, strict=True):
         total += weights.sum(dim=1)
-        change = part @ values.float().transpose(2, 3)  # ∂/∂A[i, j] = dO_i · v_j
+        change = _by_keys(part, values.float())  # ∂/∂A[i, j] = dO_i · v_j
         raised += change.mul_(weights).relu_().sum(dim=1)
     return LayerRows(raised.div_(heads), total.div_(heads))
 
