@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core; tiny models gain nothing by more
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("ATTNFLOW_CACHE", str(Path(sys.prefix) / "cache"))
+
+gc.disable()  # while modules are imported: see pytest_collection_finish
 
 # A machine that is busy elsewhere is slow at drawing examples, too: no failure of ours.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +46,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "timing" if is_timing(item) else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: torch, transformers, all tests.
+
+    The garbage collector need not look through it, over and over, for the tests' own garbage.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries of C++ report as a leak what is not collected at the very end
 
 
 @pytest.fixture(scope="session")
