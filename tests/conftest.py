@@ -34,6 +34,7 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each worker whole files, whose fixtures it then makes once; what measures time or sends
     signals is one group, and comes last."""
