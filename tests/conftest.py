@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import sys
@@ -29,8 +30,9 @@ settings.load_profile("busy")
 
 # Begun first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    *("corpus", "evaluation", "docs", "cli", "kernels", "maxflow", "doors", "holding", "browser"),
-    *("server", "plots", "embedded", "pretrained", "answers", "torture", "experiments"),
+    *("docs", "corpus", "evaluation", "browser", "cli", "kernels", "doors", "holding", "maxflow"),
+    *("plots", "served_page", "pretrained", "checked_answers", "server", "embedded", "torture"),
+    *("methods", "importance", "experiments", "site"),
 )
 
 
@@ -54,9 +56,24 @@ def pytest_collection_finish() -> None:
 
     The garbage collector need not look through it, over and over, for the tests' own garbage.
     """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        compile_once()
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def compile_once() -> None:
+    """One worker compiles the solver of flows, half a minute in a new checkout; the others wait
+    for what it leaves in numba's cache."""
+    import attnflow
+    from attnflow.testing import random_attention
+
+    weights = random_attention(4, 1, 20, seed=0).mean(axis=1)
+    trace = attnflow.AttentionTrace.from_arrays(weights, [str(k) for k in range(20)])
+    with Path(__file__).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        attnflow.Flow()(trace)
 
 
 def pytest_sessionfinish() -> None:
