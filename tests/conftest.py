@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -20,17 +22,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core; tiny models ga
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("ATTNFLOW_CACHE", str(Path(sys.prefix) / "cache"))
 
+gc.disable()  # while modules are imported: see pytest_collection_finish
+
 # A machine that is busy elsewhere is slow at drawing examples, too: no failure of ours.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 # Begun first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    *("corpus", "evaluation", "docs", "cli", "kernels", "maxflow", "doors", "holding", "browser"),
-    *("server", "plots", "embedded", "pretrained", "answers", "torture", "experiments"),
+    *("docs", "corpus", "evaluation", "browser", "cli", "kernels", "doors", "holding", "maxflow"),
+    *("plots", "served_page", "pretrained", "checked_answers", "server", "embedded", "torture"),
+    *("methods", "importance", "experiments", "site"),
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each worker whole files, whose fixtures it then makes once; what measures time or sends
     signals is one group, and comes last."""
@@ -43,6 +49,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "timing" if is_timing(item) else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: torch, transformers, all tests.
+
+    The garbage collector need not look through it, over and over, for the tests' own garbage.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        compile_once()
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def compile_once() -> None:
+    """One worker compiles the solver of flows, half a minute in a new checkout; the others wait
+    for what it leaves in numba's cache."""
+    import attnflow
+    from attnflow.testing import random_attention
+
+    weights = random_attention(4, 1, 20, seed=0).mean(axis=1)
+    trace = attnflow.AttentionTrace.from_arrays(weights, [str(k) for k in range(20)])
+    with Path(__file__).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        attnflow.Flow()(trace)
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries of C++ report as a leak what is not collected at the very end
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,13 @@ def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str
 
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".gif": b"GIF89a"}
 
+
+@pytest.fixture
+def coarse_films(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn at their full size, where tests/test_plots.py looks at them, films take seconds."""
+    monkeypatch.setattr("attnflow.show.plots.animation._DOTS_PER_INCH", 20)
+
+
 FIGURES = [
     ("pairs.svg", ["--figure", "pairs"]),
     ("all.png", ["--targets", "all"]),
@@ -93,6 +100,7 @@ FIGURES = [
 ]
 
 
+@pytest.mark.usefixtures("coarse_films")
 @pytest.mark.parametrize(("name", "options"), FIGURES)
 def test_figures_go_to_a_file(
     folder: str,
@@ -539,6 +547,7 @@ def test_what_a_command_left_in_the_buffer_is_written_before_it_ends(
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.usefixtures("coarse_films")
 @pytest.mark.parametrize("name", ["x.png", "x.svg", "x.pdf", "x.gif", "x.html", "x.json"])
 def test_a_full_disk_leaves_the_old_file_whole(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -94,6 +94,7 @@ def small_models(page_files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)  # it ends at once
     monkeypatch.setattr("webbrowser.open", lambda _: True)
+    monkeypatch.setattr("attnflow.show.plots.animation._DOTS_PER_INCH", 20)  # films are slow
     monkeypatch.chdir(tmp_path)
     shutil.copytree(page_files, tmp_path, dirs_exist_ok=True)
     return tmp_path

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import networkx
+import pytest
 
 import attnflow
 
@@ -84,6 +85,9 @@ class Import:
     for_types_only: bool
 
 
+parsed = cache(ast.parse)  # a file's source is read by several tests
+
+
 @cache
 def files() -> list[Path]:
     return sorted(SOURCES.glob("attnflow*/**/*.py"))
@@ -106,7 +110,7 @@ def home_of_module(name: str) -> str | None:
 
 @cache
 def imports(path: Path) -> list[Import]:
-    return list(_imports(ast.parse(path.read_text(encoding="utf-8")), False, False))
+    return list(_imports(parsed(path.read_text(encoding="utf-8")), False, False))
 
 
 def _imports(node: ast.AST, inside: bool, types: bool) -> Iterator[Import]:
@@ -150,7 +154,7 @@ def named_modules(source: str) -> Iterator[str]:
 
     Docstrings and messages hold spaces, so they are none; the beginning of an f-string counts.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             match = MODULE_NAME.fullmatch(node.value)
             if match is not None:
@@ -221,7 +225,7 @@ def test_a_function_has_at_most_ten_parameters() -> None:
 
 def parameter_counts(source: str) -> Iterator[tuple[str, int]]:
     """Yield each function with its parameters, `self`, *args and **kwargs aside."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             yield node.name, len([each for each in arguments if each.arg not in ("self", "cls")])
@@ -261,3 +265,10 @@ def test_the_law_sees_what_it_forbids(tmp_path: Path) -> None:
         Import("attnflow.methods", True, False),
         Import("matplotlib.axes.Axes", False, True),
     ]
+
+
+def test_a_worker_is_given_whole_files(request: pytest.FixtureRequest) -> None:
+    """Nothing else would show it: each worker would make the fixtures of every file again, and
+    what measures time would not wait for the others."""
+    in_groups = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@test_layout.py") == in_groups
