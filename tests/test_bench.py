@@ -16,9 +16,11 @@ from scipy.stats import spearmanr
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 from typer.testing import CliRunner
 
+from attnflow import ask
 from attnflow.cli.app import _run
 from attnflow.errors import InputError, MethodError
 from attnflow.evaluation import CompletionPrompt
+from attnflow.explainers.sources import strongest
 from attnflow.testing import tiny_decoder, tiny_encoder
 from attnflow_experiments.bench import data, images, run
 from attnflow_experiments.bench.cases import (
@@ -240,6 +242,25 @@ def test_a_method_comes_from_a_file(folder: Path) -> None:
         find_method(f"{folder / 'mine.py'}:other")
     with pytest.raises(InputError, match="no file"):
         find_method("nowhere.py:f")
+
+
+def test_checked_has_the_order_that_ask_gives(folder: Path) -> None:
+    judge = run.PromptJudge(make_plan(folder), "tiny", "squad")
+    moved = 0
+    for name in judge.names()[:4]:
+        item, question = judge._prepare(name), judge._items[name].question
+        assert question is not None
+        documents = dict(question.documents)
+        answer = ask(judge.model, question.question, documents, answer=question.answers[0])
+        (statement,) = answer.statements
+        order = [source.passage for source in statement.sources]
+        scores = find_method("checked")(item.case)
+        assert list(strongest(scores, len(order))) == order
+        moved += order[0] != int(np.argmax(run_here(find_method("default"), item.case)[0]))
+    assert moved
+    words = run.PromptJudge(make_plan(folder), "tiny", "text")
+    with pytest.raises(MethodError, match="checks documents"):
+        find_method("checked")(words._prepare(words.names()[0]).case)
 
 
 def test_arc_jsd_is_the_divergence_of_two_distributions(folder: Path) -> None:

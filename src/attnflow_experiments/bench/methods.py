@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import attnflow_experiments
+from attnflow.attribution.passages import DOCUMENTS, STATEMENTS, statements_of
 from attnflow.errors import AttnflowError, InputError, MethodError
 from attnflow.evaluation.subjects.rankings import CompletionCase, Ranking, named_rankings
+from attnflow.explainers.completions import read_completion
+from attnflow.explainers.defaults import default_method
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.request import Completion
+from attnflow.explainers.verdicts import judge_statements
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.restore import at_rest
 from attnflow.methods import make_method
@@ -36,8 +42,8 @@ Floats = NDArray[np.float64]
 GROUP = "attnflow.bench"
 DEFAULT = "default"
 OURS = (
-    *("default", "careful", "balanced", "gradient-attention", "gradient-rollout", "alti"),
-    *("flow", "rollout", "raw-mean", "last-layer-attention", "leave-one-out"),
+    *("default", "checked", "careful", "balanced", "gradient-attention", "gradient-rollout"),
+    *("alti", "flow", "rollout", "raw-mean", "last-layer-attention", "leave-one-out"),
     *("ablation-regression:samples=32", "arc-jsd", "position", "random"),
 )
 PEER_PACKAGES = {
@@ -120,6 +126,31 @@ def position(case: CompletionCase) -> Floats:
     return np.arange(len(case.sources), dtype=np.float64)
 
 
+def checked(case: CompletionCase) -> Floats:
+    """The default with its documents in the order that `ask` gives them after its check."""
+    sources = case.sources
+    if sources.level != "document":
+        raise MethodError("`ask` checks documents; words and sentences are not ranked again.")
+    completion = Completion(Prompt(case.prompt_ids), case.completion_ids)
+    count = len(completion.ids)
+    result = read_completion(case.model, completion, default_method(case.model), [slice(0, count)])
+    column = {place: k for k, place in enumerate(result.sources.positions)}
+    marks = []
+    for name, positions in zip(sources.names, sources.positions, strict=True):
+        columns = [column[place] for place in positions if place in column]
+        marks.append([name, columns[0], columns[-1] + 1])
+    noted = {DOCUMENTS: marks, STATEMENTS: [[0, count, 0, "the answer"]]}
+    result = replace(result, provenance={**result.provenance, **noted})
+    verdicts, _ = judge_statements(result, case.model, completion)
+    ranked = statements_of(replace(result, verdicts=verdicts))[0].sources
+    scores = sources.scores(result)
+    first = [each.passage for each in ranked]
+    order = first + [k for k in np.argsort(-scores, kind="stable").tolist() if k not in first]
+    in_order = np.empty_like(scores)
+    in_order[order] = np.sort(scores)[::-1]
+    return in_order
+
+
 def flow(case: CompletionCase) -> Any:
     """Attention flow, where the prompt is short enough for it."""
     if case.sources.length > _LONGEST_FLOW:
@@ -129,6 +160,7 @@ def flow(case: CompletionCase) -> Any:
 
 _FUNCTIONS: dict[str, Ranking] = {
     "arc-jsd": arc_jsd,
+    "checked": checked,
     "position": position,
     "flow": flow,
     "last-layer-attention": lambda case: named_rankings(["raw"])["raw"](case),
