@@ -16,6 +16,7 @@ from attnflow.errors import InputError
 from attnflow.explainers import answer_checks, verdicts
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
+from attnflow.tokens.units import Unit
 
 PLACES = {"a.txt": range(2), "b.txt": range(2, 4), "c.txt": range(4, 6)}
 SHARES = {"a.txt": 0.5, "b.txt": 0.3, "c.txt": 0.2}
@@ -28,7 +29,7 @@ class KnownModel:
     is_told: documents tell what others say, so that nothing is lost until it is hidden for good.
     """
 
-    completion_ids = (7,)
+    completion_ids: tuple[int, ...] = (7,)
     hides_beside = True
 
     def __init__(self, rule: Rule, is_told: bool = False) -> None:
@@ -145,6 +146,43 @@ def test_a_sentence_is_hidden_for_good_only_where_hiding_it_from_the_answer_does
     verdict, count = judge(rule, monkeypatch, is_told)
     assert (verdict.kind, count) == (kind, passes)
     assert verdict.without == pytest.approx(rule({"b.txt", "c.txt"}))
+
+
+def test_the_word_that_is_told_is_one_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The word that tells most stays without the document that another word was read from."""
+
+    class TwoWords(KnownModel):
+        completion_ids = (7, 8)
+
+        def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Any:
+            hidden = [not set(PLACES["a.txt"]) - set(one) for one in sets]
+            nothing = [len(one) == 6 for one in sets]
+            return np.array(
+                [
+                    [-9.0, -4.0] if without_all else [-1.2 - 0.2 * first, -0.5 - 2.5 * first]
+                    for first, without_all in zip(hidden, nothing, strict=True)
+                ]
+            )
+
+        def log_probs_beside(self, sets: Sequence[Sequence[int]], start: int) -> Any:
+            return self.token_log_probs(sets)
+
+    values = [[SHARES[name] / len(place) for name, place in PLACES.items() for _ in place]] * 2
+    result = Attribution(
+        np.array([values]), (1,), Tokens(("Tuesday", "9"), (6, 7)), Tokens(tuple("abcdef")), Raw(),
+        provenance={
+            "completion_ids": [7, 8], "prompt_length": 6, "statements": [[0, 2, 0, "Tuesday 9"]],
+            "documents": [[name, place[0], place[-1] + 1] for name, place in PLACES.items()],
+        },
+    )  # fmt: skip
+    words = [Unit("Tuesday", (0, 7), (0,)), Unit("9", (8, 9), (1,))]
+    monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: TwoWords(lambda _: 0.0))
+    monkeypatch.setattr(verdicts, "_new_words", lambda *_: words)
+    loaded: Any = SimpleNamespace(tokenizer=None, calibration=None)
+    (verdict,), _ = verdicts.judge_statements(result, loaded, Completion(Prompt([0] * 6), [7, 8]))
+    assert verdict is not None
+    assert (verdict.claim, verdict.word) == ("rests on a.txt, sentence 1", "9")
+    assert (verdict.log_prob, verdict.without) == (-0.5, -3.0)
 
 
 class HalfHidden:

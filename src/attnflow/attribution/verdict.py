@@ -38,7 +38,7 @@ class Verdict:
     sources: the names of what the kind speaks of, strongest first. tokens: how many were judged; a
     class has 1. part: what a source is a part of: a "document" or a sentence of one, a "word" of
     the text, a "region" of the image. word: over documents, that of the statement which tells most
-    (see `telling`); None where all of an answer was judged.
+    (see `telling`), of those that are lost where one is; None where all of an answer was judged.
 
     The log-probabilities of this word, or of the answer, in nats: as it was asked (log_prob);
     without what it took to lose it (without: the sources, and of "either" what ranks between them).

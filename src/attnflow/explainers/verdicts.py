@@ -334,9 +334,15 @@ class _Judged:
         *,
         ends: bool = False,
     ) -> Verdict:
-        """The verdict on the documents of these numbers; `hidden` is what was taken away."""
+        """The verdict on the documents of these numbers; `hidden` is what was taken away.
+
+        It tells of the first word, or of the first that is lost where a source is named for that.
+        """
         alone = every - frozenset[int]().union(*(self.documents[k] for k in numbers))
         word = self.words[0]
+        if kind in ("rests", "together"):
+            is_lost = self._lost(hidden, reading, every, ends=ends)
+            word = next((w for w, lost in zip(self.words, is_lost, strict=True) if lost), word)
         return Verdict(
             kind,
             tuple(self.sources[k].name for k in numbers),
