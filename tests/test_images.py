@@ -19,6 +19,7 @@ from PIL import Image
 
 import attnflow
 from attnflow.attribution.patch_maps import PatchMap, contrast, patch_maps
+from attnflow.cli import photos
 from attnflow.cli.app import main
 from attnflow.data import list_photos
 from attnflow.errors import FileError, InputError, MethodError, ModelError, UnsupportedModelError
@@ -411,6 +412,11 @@ def test_methods_side_by_side(run: Run, folder: Path, photo: Path, tmp_path: Pat
     assert run("explain", "--model", folder, photo, *options)[0] == 0
     assert run("explain", "--model", folder, photo, "--output", one)[0] == 0
     assert width_of(many) > 2 * width_of(one)
+    model = attnflow.load(folder)
+    drawn = photos._explain(model, photo, photos._SIDE_BY_SIDE, {})
+    assert drawn[0].method == attnflow.explain(model, photo).method
+    alone = photos._explain(model, photo, (None, drawn[0].method), {})
+    assert len(alone) == 1
 
 
 def test_a_folder_of_photos_and_what_cannot_be_read(

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 _FIGURES = ("overlay", "methods")
 _SHEET = "contact-sheet.png"
 _MOST_ON_SHEET = 60  # photos
-_SIDE_BY_SIDE = (
-    *("gradient-attention", "alti", "norm-rollout", "rollout", "gradient-rollout", "raw"),
-)
+# The model's default first, then others.
+_SIDE_BY_SIDE = (None, "alti", "norm-rollout", "rollout", "gradient-rollout", "raw")
 
 
 def explain_photos(
@@ -132,17 +131,19 @@ def _write_sheet(results: list[Attribution], file: Path, count: int) -> None:
 def _explain(
     model: Model, photo: Path, methods: tuple[Method | str | None, ...], request: Mapping[str, Any]
 ) -> list[Attribution]:
-    """Explain a photo by each method; of several, those that cannot explain it are left out."""
+    """Explain a photo by each method, once; of several, those that cannot are left out."""
     from attnflow.explainers.texts import explain
 
-    results = []
+    results: list[Attribution] = []
     for method in methods:
         try:
-            results.append(explain(model, photo, method, **request))
+            result = explain(model, photo, method, **request)
+            if result.method not in [each.method for each in results]:
+                results.append(result)
         except ModelError as error:
             if len(methods) == 1:
                 raise
-            typer.echo(f"attnflow: left out, {method}: {error}", err=True)
+            typer.echo(f"attnflow: left out, {method or 'default'}: {error}", err=True)
     if not results:
         raise ModelError(f"None of {', '.join(map(str, methods))} can explain this model.")
     return results
