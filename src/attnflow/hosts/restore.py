@@ -335,7 +335,9 @@ def _shard_again(model: nn.Module) -> None:
 
 def _groups(model: nn.Module) -> list[tuple[Any, str]]:
     """Return the groups of processes that have parameters between them, each with its device."""
-    groups = {}
+    groups: dict[str, tuple[Any, str]] = {}
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return []
     for parameter in model.parameters():
         for axis, placement in enumerate(getattr(parameter, "placements", ())):
             if not placement.is_replicate():
