@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core; tiny models gain nothing by more
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("ATTNFLOW_CACHE", str(Path(sys.prefix) / "cache"))
+
+# A process assembles its command line once; here one process gives hundreds of commands.
+typer.main.get_command = cache(typer.main.get_command)
 
 gc.disable()  # while modules are imported: see pytest_collection_finish
 
@@ -35,6 +41,9 @@ LONGEST = (
     *("methods", "importance", "experiments", "site"),
 )
 
+# In the worker of another file, which imports or makes the same: the clients of the doors.
+TOGETHER = {"test_left_running.py": "test_doors_http.py"}
+
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,7 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=lambda item: (is_timing(item), rank.get(item.path.name, len(rank))))
     for item in items:
-        group = "timing" if is_timing(item) else item.path.name
+        group = TOGETHER.get(item.path.name, item.path.name)
+        group = "timing" if is_timing(item) else group
         item.add_marker(pytest.mark.xdist_group(group))
 
 
@@ -58,9 +68,9 @@ def pytest_collection_finish() -> None:
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         compile_once()
-    gc.collect()
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)  # libraries of C++ report as a leak what is not collected at last
 
 
 def compile_once() -> None:
@@ -74,10 +84,6 @@ def compile_once() -> None:
     with Path(__file__).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         attnflow.Flow()(trace)
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # libraries of C++ report as a leak what is not collected at the very end
 
 
 @pytest.fixture(scope="session")
