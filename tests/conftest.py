@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("ATTNFLOW_CACHE", str(Path(sys.prefix) / "cache"))
 
 # A process assembles its command line once; here one process gives hundreds of commands.
-typer.main.get_command = cache(typer.main.get_command)
+typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
 
 gc.disable()  # while modules are imported: see pytest_collection_finish
 
