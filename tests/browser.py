@@ -69,7 +69,7 @@ class Page:
             except AssertionError as error:  # asked of a page that gives way to the next
                 if "navigated" not in str(error):
                     raise
-            time.sleep(0.05)
+            time.sleep(0.02)
         shown = self.run("document.body.innerText.slice(0, 600)")
         raise AssertionError(f"never true: {condition}\nthe page shows: {shown}")
 

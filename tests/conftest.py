@@ -41,8 +41,8 @@ LONGEST = (
     *("methods", "importance", "experiments", "site"),
 )
 
-# In the worker of another file, which imports or makes the same: the clients of the doors.
-TOGETHER = {"test_left_running.py": "test_doors_http.py"}
+# In the worker of another file, which imports or makes the same: clients of the doors, all sources.
+TOGETHER = {"test_left_running.py": "test_doors_http.py", "test_names.py": "test_layout.py"}
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
