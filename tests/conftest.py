@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # libraries of C++ report as a leak what is not collected at last
+
+
+def pytest_runtest_teardown() -> None:
+    """A server that a test starts in this process logs to a stream that goes with the test."""
+    logging.root.handlers.clear()
 
 
 def compile_once() -> None:

@@ -167,15 +167,17 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def logged() -> Iterator[list[str]]:
     """The lines that the server logs, at any level."""
     lines: list[str] = []
     handler, log = logging.Handler(), logging.getLogger("attnflow.serve")
-    monkeypatch.setattr(handler, "emit", lambda record: lines.append(record.getMessage()))
-    monkeypatch.setattr(log, "handlers", [*log.handlers, handler])
-    monkeypatch.setattr(log, "level", log.level)
-    log.setLevel(logging.DEBUG)  # which also forgets what was enabled before
-    return lines
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    yield lines
+    log.setLevel(level)
+    log.removeHandler(handler)
 
 
 def test_logs_and_numbers_hold_no_text(client: Client, logged: list[str], expected: Any) -> None:
