@@ -110,4 +110,5 @@ def tab(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     opened = browser.new_page(tmp_path)
     opened.size(1280, 900)
     yield opened
+    opened.close()
     assert opened.errors == []
