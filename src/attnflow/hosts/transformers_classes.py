@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
     """Return whether it is a model of the library."""
-    library = sys.modules.get("transformers.modeling_utils")
-    return library is not None and isinstance(model, library.PreTrainedModel)
+    return _is_a("PreTrainedModel", "transformers.modeling_utils", model)
 
 
 def is_cache(argument: object) -> TypeGuard[Cache]:
     """Return whether it is a cache of keys and values."""
-    library = sys.modules.get("transformers.cache_utils")
-    return library is not None and isinstance(argument, library.Cache)
+    return _is_a("Cache", "transformers.cache_utils", argument)
+
+
+def _is_a(name: str, module: str, value: object) -> bool:
+    # Another thread may be importing it: there is nothing of a class that is not there yet.
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
