@@ -35,8 +35,9 @@ def installed_browser() -> str | None:
 class Page:
     """One tab: what it logged, what it threw, and what can be done in it."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
+    def __init__(self, browser: Browser, target: str, session: str) -> None:
         self._browser = browser
+        self._target = target
         self._session = session
         self.errors: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -44,6 +45,10 @@ class Page:
 
     def call(self, method: str, **parameters: Any) -> Any:
         return self._browser.call(method, parameters, self._session)
+
+    def close(self) -> None:
+        """What stays open goes on being drawn."""
+        self._browser.call("Target.closeTarget", {"targetId": self._target})
 
     def go(self, address: str) -> None:
         self.run("globalThis.before = true")  # gone when the new page is there
@@ -69,7 +74,7 @@ class Page:
             except AssertionError as error:  # asked of a page that gives way to the next
                 if "navigated" not in str(error):
                     raise
-            time.sleep(0.05)
+            time.sleep(0.02)
         shown = self.run("document.body.innerText.slice(0, 600)")
         raise AssertionError(f"never true: {condition}\nthe page shows: {shown}")
 
@@ -141,7 +146,7 @@ class Browser:
         if downloads is not None:
             allow = {"behavior": "allow", "downloadPath": str(downloads)}
             self.call("Browser.setDownloadBehavior", allow)
-        page = Page(self, session)
+        page = Page(self, target, session)
         self._pages[session] = page
         return page
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core; tiny models ga
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("ATTNFLOW_CACHE", str(Path(sys.prefix) / "cache"))
 
+# A process assembles its command line once; here one process gives hundreds of commands.
+typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
+
 gc.disable()  # while modules are imported: see pytest_collection_finish
 
 # A machine that is busy elsewhere is slow at drawing examples, too: no failure of ours.
@@ -30,10 +37,13 @@ settings.load_profile("busy")
 
 # Begun first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    *("docs", "corpus", "evaluation", "browser", "cli", "kernels", "doors", "holding", "maxflow"),
-    *("plots", "served_page", "pretrained", "checked_answers", "server", "embedded", "torture"),
-    *("methods", "importance", "experiments", "site"),
+    *("docs", "evaluation", "browser", "corpus", "holding", "kernels", "doors", "maxflow", "cli"),
+    *("plots", "served_page", "doors_http", "pretrained", "embedded", "importance", "server"),
+    *("bench", "pronouns", "torture", "entrance", "layout"),
 )
+
+# In the worker of another file, which imports or makes the same: clients of the doors, all sources.
+TOGETHER = {"test_left_running.py": "test_doors_http.py", "test_names.py": "test_layout.py"}
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
@@ -47,7 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=lambda item: (is_timing(item), rank.get(item.path.name, len(rank))))
     for item in items:
-        group = "timing" if is_timing(item) else item.path.name
+        group = TOGETHER.get(item.path.name, item.path.name)
+        group = "timing" if is_timing(item) else group
         item.add_marker(pytest.mark.xdist_group(group))
 
 
@@ -58,9 +69,14 @@ def pytest_collection_finish() -> None:
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         compile_once()
-    gc.collect()
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)  # libraries of C++ report as a leak what is not collected at last
+
+
+def pytest_runtest_teardown() -> None:
+    """A server that a test starts in this process logs to a stream that goes with the test."""
+    logging.root.handlers.clear()
 
 
 def compile_once() -> None:
@@ -74,10 +90,6 @@ def compile_once() -> None:
     with Path(__file__).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         attnflow.Flow()(trace)
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # libraries of C++ report as a leak what is not collected at the very end
 
 
 @pytest.fixture(scope="session")
@@ -98,4 +110,5 @@ def tab(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     opened = browser.new_page(tmp_path)
     opened.size(1280, 900)
     yield opened
+    opened.close()
     assert opened.errors == []

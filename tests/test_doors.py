@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ CASES = [
 ]
 
 
+@cache  # each door is compared with it
 def python_rows(case: Case, folder: Path) -> Rows:
     options = {} if case.target is None else {"targets": case.target}
     result = attnflow.explain(str(folder), case.text, case.method, layers=-1, **options)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import cohere
 import httpx
-import openai
 import pytest
 import torch
 
@@ -22,8 +19,16 @@ from attnflow.hosts.model import Model
 from attnflow_connect.server.models import Limits, OfferedModel
 from families import SIZES
 from hostile_doors import GOOD, try_door_bodies
+from later import Later
 from serving import JSON, Client, serving
 from test_placement import CHATML, byte_level
+
+if TYPE_CHECKING:
+    import anthropic
+    import cohere
+    import openai
+else:
+    anthropic, cohere, openai = map(Later, ("anthropic", "cohere", "openai"))
 
 TEXTS = {
     "contract.md": "# Terms\n\nThe Buyer pays in 45 days. The fee is 3 %.\n",

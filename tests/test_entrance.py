@@ -30,6 +30,7 @@ from test_browser import settle
 
 # `attnflow serve`, with an application that comes, or fails, when a line is written to it.
 PROGRAM = """
+import signal
 import sys
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -62,6 +63,8 @@ def build(names, access, device):
     return app
 
 command._build = build
+ignores = "background" in sys.argv
+signal.signal(signal.SIGINT, signal.SIG_IGN if ignores else signal.default_int_handler)
 sys.argv = ["attnflow", "serve", "--no-open", "--port", "0"]
 main()
 """
@@ -92,10 +95,10 @@ class Started:
 
 
 @contextmanager
-def started(**environment: str) -> Iterator[Started]:
+def started(*how: str, **environment: str) -> Iterator[Started]:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], text=True, env={**os.environ, **environment}, **pipes
+        [sys.executable, "-c", PROGRAM, *how], text=True, env={**os.environ, **environment}, **pipes
     )
     try:
         with process:
@@ -156,8 +159,10 @@ def test_an_error_of_loading_ends_the_process_with_its_sentence() -> None:
         assert server.end() == (1, "", "attnflow: The weights are torn.\n")
 
 
-def test_ctrl_c_ends_the_process_though_it_loads_and_a_visitor_waits() -> None:
-    with started() as server, ThreadPoolExecutor() as visitors:
+# A job that a script puts in the background is started with SIGINT ignored.
+@pytest.mark.parametrize("how", ["foreground", "background"])
+def test_ctrl_c_ends_the_process_though_it_loads_and_a_visitor_waits(how: str) -> None:
+    with started(how) as server, ThreadPoolExecutor() as visitors:
         asked = visitors.submit(server.client.get, "/api/models")
         until(lambda: waiting(server.client) == 1)
         server.process.send_signal(signal.SIGINT)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from attnflow.hosts import model as adapters
 from attnflow.hosts.adapter import Adapter
 from attnflow.hosts.check import check_model
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.transformers_classes import is_cache, is_pretrained
 from attnflow.testing import check_adapter, tiny_encoder
 
 _DECLARED: list[torch.library.Library] = []  # operators live as long as their library object
@@ -346,3 +348,13 @@ def test_check_reports_instead_of_raising() -> None:
     (refused,) = check_model(nn.Linear(2, 2), "text")
     assert refused.passed is False
     assert "No adapter recognises" in refused.detail
+
+
+def test_while_another_thread_imports_transformers_nothing_is_of_its_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its modules are there then, and the classes in them are not."""
+    for name in ("modeling_utils", "cache_utils"):
+        monkeypatch.setitem(sys.modules, f"transformers.{name}", ModuleType(name))
+    assert not is_pretrained(nn.Linear(2, 2))
+    assert not is_cache(None)

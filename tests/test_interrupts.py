@@ -31,7 +31,9 @@ from interrupts import (
     ways_to_interrupt,
 )
 
-pytestmark = pytest.mark.timing
+# An interrupt that comes to the callback of a weak reference is dropped, too, and Python says so.
+_DROPPED = "ignore:.*WeakKeyDictionary.*remove:pytest.PytestUnraisableExceptionWarning"
+pytestmark = [pytest.mark.timing, pytest.mark.filterwarnings(_DROPPED)]
 
 
 @pytest.fixture(autouse=True)

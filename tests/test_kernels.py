@@ -65,7 +65,9 @@ INTERPRETED = {
         key_heads=4, band=Band(), hidden=padding()
     ),
     "three heads a group, local": factors(heads=6, band=Band(3, 3)),
-    **{name: CASES[name] for name in ("several tiles", "uneven band")},
+    # Three tiles of 32 positions, the last one begun: some are seen whole, some in part, some not.
+    "several tiles": factors(heads=2, key_heads=1, length=70, width=16),
+    "uneven band": factors(2, 1, 70, 16, band=Band(20, 10)),
 }
 
 

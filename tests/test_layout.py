@@ -85,6 +85,8 @@ class Import:
     for_types_only: bool
 
 
+_BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
+
 parsed = cache(ast.parse)  # a file's source is read by several tests
 
 
@@ -122,7 +124,8 @@ def _imports(node: ast.AST, inside: bool, types: bool) -> Iterator[Import]:
     inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     types = types or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     for child in ast.iter_child_nodes(node):
-        yield from _imports(child, inside, types)
+        if isinstance(child, _BLOCKS):  # no expression holds an import
+            yield from _imports(child, inside, types)
 
 
 def test_imports_point_down() -> None:

@@ -10,11 +10,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 import torture_serving
@@ -24,6 +22,7 @@ from attnflow.tokens.documents import compose_prompt, named_documents
 from attnflow_connect.doors import conversation
 from attnflow_connect.server.models import Access, Limits, OfferedModel
 from attnflow_connect.server.replicas import share_of_cores
+from later import Later
 from serving import JSON, Client, serving
 from test_doors_http import (
     CHAT,
@@ -37,6 +36,12 @@ from test_doors_http import (
     model,
     question,
 )
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = map(Later, ("anthropic", "openai"))
 
 __all__ = ["certain", "client", "expected", "model"]  # fixtures
 
@@ -161,15 +166,26 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def test_logs_and_numbers_hold_no_text(
-    client: Client, caplog: pytest.LogCaptureFixture, expected: Any
-) -> None:
-    with caplog.at_level(logging.DEBUG, logger="attnflow.serve"):
-        answer = client.post(PATH, BODY)
-        client.get("/a-secret-of-mine")
-        numbers = client.get("/metrics").body.decode()
-        wait_for(lambda: len(caplog.records) >= 3)
-    lines = [record.getMessage() for record in caplog.records]
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The lines that the server logs, at any level."""
+    lines: list[str] = []
+    handler, log = logging.Handler(), logging.getLogger("attnflow.serve")
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    yield lines
+    log.setLevel(level)
+    log.removeHandler(handler)
+
+
+def test_logs_and_numbers_hold_no_text(client: Client, logged: list[str], expected: Any) -> None:
+    answer = client.post(PATH, BODY)
+    client.get("/a-secret-of-mine")
+    numbers = client.get("/metrics").body.decode()
+    wait_for(lambda: len(logged) >= 3)
+    lines = [*logged]
     assert any(f"{answer.headers['x-request-id']} POST {PATH} 200 " in line for line in lines)
     assert 'attnflow_requests_total{path="/v1/chat/completions",status="200"}' in numbers
     assert "attnflow_waiting 0.0" in numbers

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attnflow
+from test_layout import parsed
 
 SOURCES = Path(attnflow.__file__).parent.parent
 FILES = sorted(SOURCES.glob("attnflow*/**/*.py"))
@@ -28,7 +29,7 @@ NUMBERED_STATE = "maxflow"
 
 def bound_names(source: str) -> Iterator[tuple[int, str]]:
     """Line and name of every variable, argument and attribute that a file binds."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg):

@@ -81,7 +81,8 @@ def exact_flow(capacity: Integers, layer: int, target: int, source: int) -> int:
     for m in range(1, layer + 1):
         for u, v in np.argwhere(capacity[m]).tolist():
             graph.add_edge((m, u), (m - 1, v), capacity=int(capacity[m, u, v]))
-    return int(nx.maximum_flow_value(graph, (layer, target), (0, source)))
+    ends, search = ((layer, target), (0, source)), nx.algorithms.flow.shortest_augmenting_path
+    return int(nx.maximum_flow_value(graph, *ends, flow_func=search))
 
 
 def load_plan(graph: Graph, work: Work, layer: int, target: int, source: int, ceiling: int) -> int:

@@ -96,6 +96,17 @@ def test_import_is_fast_and_loads_nothing_heavy() -> None:
     assert seconds < 0.2
 
 
+def test_the_embedded_model_waits_for_no_model_of_transformers() -> None:
+    """They take two seconds to import, twice what torch does."""
+    code = (
+        "import sys, attnflow, attnflow.corpus.worker\n"
+        "attnflow.explain(None, 'the key')\n"
+        "print({'transformers.modeling_utils', 'torch._dynamo', 'scipy'} & {*sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"
+
+
 def test_arrays_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"

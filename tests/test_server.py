@@ -443,7 +443,6 @@ def test_serve_says_what_is_wrong_before_it_starts(capsys: pytest.CaptureFixture
     assert "There is no folder './nowhere'" in capsys.readouterr().err
 
 
-@pytest.mark.timing
 def test_serve_runs_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "attnflow", "serve", "--no-open", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

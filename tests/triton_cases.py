@@ -6,8 +6,10 @@ TRITON_INTERPRET=1 python tests/triton_cases.py
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
+import triton
 from test_kernels import (
     INTERPRETED,
     PRODUCTS,
@@ -19,12 +21,27 @@ from test_kernels import (
     vectors_for,
 )
 
+from triton.language import core
+from triton.runtime import interpreter
+
 from attnflow.kernels import triton_kernels
 from attnflow.kernels.triton_kernels import Tiles
 
 
+def patch_once() -> None:
+    """Have the interpreter put itself into Triton's language for good.
+
+    Left alone it goes through the whole language at each call of a function in a kernel, which
+    takes longer than the arithmetic.
+    """
+    language = SimpleNamespace(__globals__={"language": triton.language, "core": core})
+    interpreter._patch_lang(language)
+    interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
+
+
 def main() -> None:
     """Every case with the tiles of float32, and with tiles that sum several heads."""
+    patch_once()
     for name, layer in INTERPRETED.items():
         sums = sums_of(layer)
         for secant in (False, True) if layer.softcap else (False,):

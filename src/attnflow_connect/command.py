@@ -124,16 +124,17 @@ def _serve_here(
     if open_page and access.token is None:
         opening.start()
     try:
-        with listening, _shown(loading):
+        with contextlib.suppress(KeyboardInterrupt), listening, _shown(loading):
             server.run(sockets=[listening])
-    except KeyboardInterrupt:
-        if server.is_loading:  # with half of torch imported the interpreter takes seconds to end
-            os._exit(0)
-        raise
     finally:
         opening.cancel()
-    if loading.done():
-        loading.result()  # raises what went wrong
+    # Not every end is an interrupt: SIGINT is ignored by a job that a script put in the background,
+    # SIGTERM by the first process of a container, once the server has closed for it.
+    if not loading.cancelled():
+        if loading.done():
+            loading.result()  # raises what went wrong
+    elif server.is_loading:  # with half of torch imported the interpreter takes seconds to end
+        os._exit(0)
 
 
 def _build(names: Sequence[str], access: Access, device: str | None) -> Starlette:

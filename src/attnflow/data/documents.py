@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import io
+import logging
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -176,13 +178,26 @@ class _VisibleText(HTMLParser):
 def _read_pdf(content: bytes, label: str) -> list[str]:
     pypdf = optional_import("pypdf", extra="files", purpose="Reading a PDF")
     try:
-        reader = pypdf.PdfReader(io.BytesIO(content))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise InputError(f"{label} is locked with a password; save it without one.")
-        pages = [page.extract_text() for page in reader.pages]
+        with _silent("pypdf"):  # of damage that it repairs, or that we tell
+            reader = pypdf.PdfReader(io.BytesIO(content))
+            if reader.is_encrypted and not reader.decrypt(""):
+                raise InputError(f"{label} is locked with a password; save it without one.")
+            pages = [page.extract_text() for page in reader.pages]
     except (pypdf.errors.PyPdfError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{label} is a damaged PDF ({error}). Print it to a new one.") from error
     return [_unwrapped(page) for page in pages]
+
+
+@contextmanager
+def _silent(library: str) -> Iterator[None]:
+    """Without the warnings that a library logs."""
+    log = logging.getLogger(library)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _unwrapped(page: str) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from attnflow.errors import InputError, ModelError, TokensError, shorten
 from attnflow.errors.arguments import check_count, check_fields
@@ -430,6 +429,8 @@ class CompletionAblation:
         """
         if self.keys:
             return self.keys
+        from transformers import DynamicCache
+
         cache = DynamicCache()
         ids = torch.tensor([list(self.prompt_ids)], device=device_of(self.model))
         self.model(

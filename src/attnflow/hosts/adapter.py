@@ -313,7 +313,7 @@ def device_of(model: nn.Module) -> torch.device:
     >>> device_of(nn.Linear(2, 2))
     device(type='cpu')
     """
-    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    hooks = (vars(module).get("_hf_hook") for module in model.modules())
     single = (one for hook in hooks if hook is not None for one in getattr(hook, "hooks", (hook,)))
     devices = (getattr(one, "execution_device", None) for one in single)
     device = next((each for each in devices if each is not None), None)

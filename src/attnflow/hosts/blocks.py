@@ -27,12 +27,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.errors.progress import tell
 from attnflow.hosts.recorder import Intervention, Recorder, Session
 from attnflow.hosts.restore import undone
+from attnflow.hosts.transformers_classes import is_cache
 
 _NUMBERS_AT_ONCE = 2**22  # of the vectors of some targets: targets × sources × width
 
@@ -401,7 +401,7 @@ class _Replay:
 
 def _copies(argument: Any, example: int, batch: int, count: int) -> Any:
     """One example of an argument over the batch, `count` times; a cache is left out, being full."""
-    if isinstance(argument, Cache):
+    if is_cache(argument):
         return None
     if isinstance(argument, (tuple, list)):
         return type(argument)(_copies(part, example, batch, count) for part in argument)

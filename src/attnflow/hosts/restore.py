@@ -258,18 +258,18 @@ def at_rest(model: nn.Module) -> Iterator[None]:
                 with _INTERRUPTS:  # compressed-tensors unpacks all layers, for good, in any pass
                     hook(model, ())
         for module in model.modules():
-            if hasattr(module, "_hf_hook"):
+            own = vars(module)  # what a module has not is looked for, at length, among its parts
+            if "_hf_hook" in own:
                 changes.add(partial(_offload_again, module))
             if module.training:
                 changes.set(module, "training", False)
             if module._compiled_call_impl is not None:
                 changes.set(module, "_compiled_call_impl", None)
             for name, (packs, meanwhile) in _UNPACKED.items():
-                if vars(module).get(name, meanwhile) == packs:
+                if own.get(name, meanwhile) == packs:
                     changes.set(module, name, meanwhile)
-            forward = vars(module).get("forward")
-            original = getattr(forward, "_torchdynamo_orig_callable", None)
-            if original is not None and not hasattr(module, "_hf_hook"):
+            original = getattr(own.get("forward"), "_torchdynamo_orig_callable", None)
+            if original is not None and "_hf_hook" not in own:
                 changes.set(module, "forward", original)
         if is_heard():
             _tell_layers(model, changes)
@@ -335,7 +335,9 @@ def _shard_again(model: nn.Module) -> None:
 
 def _groups(model: nn.Module) -> list[tuple[Any, str]]:
     """Return the groups of processes that have parameters between them, each with its device."""
-    groups = {}
+    groups: dict[str, tuple[Any, str]] = {}
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return []
     for parameter in model.parameters():
         for axis, placement in enumerate(getattr(parameter, "placements", ())):
             if not placement.is_replicate():

@@ -6,11 +6,10 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from attnflow.errors import CaptureError, TokensError, UnsupportedModelError, shorten
 from attnflow.hosts.adapter import (
@@ -64,8 +63,12 @@ from attnflow.hosts.transformers.attention import (
 )
 from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.row_gradients import NO_CONTRAST, PredictingRows, gradient_rows
+from attnflow.hosts.transformers_classes import is_pretrained
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import BALANCED, BALANCED_ROWS, GRADIENT_ATTENTION, MEASURES, ScoreName
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _ATTENDING = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
@@ -81,7 +84,7 @@ class TransformersAdapter(Adapter):
 
     def recognises(self, model: nn.Module) -> bool:
         """Return whether it is one of the library's models."""
-        return isinstance(model, PreTrainedModel)
+        return is_pretrained(model)
 
     def encode(
         self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
@@ -170,7 +173,7 @@ class TransformersAdapter(Adapter):
 
     def expected_layers(self, model: nn.Module) -> int | None:
         """Return what the config says: a hybrid counts only the layers that attend."""
-        config, host = _config(model), cast(PreTrainedModel, model)
+        config, host = _config(model), cast("PreTrainedModel", model)
         two_towers = hasattr(config, "vision_config") and hasattr(config, "text_config")
         if two_towers and not host.can_generate():
             return None  # which tower ran is known only from its inputs
@@ -216,8 +219,8 @@ class TransformersAdapter(Adapter):
 
     def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
         """Return the model's own word embedding, or the last module before its first block."""
-        words = cast(PreTrainedModel, model).get_input_embeddings()
-        base: Any = cast(PreTrainedModel, model).base_model
+        words = cast("PreTrainedModel", model).get_input_embeddings()
+        base: Any = cast("PreTrainedModel", model).base_model
         if at == "words" or hasattr(base, "rotary_emb"):  # no positions are added to the stream
             return words
         for name in ("embeddings", "drop"):
@@ -236,7 +239,7 @@ class TransformersAdapter(Adapter):
 
     def facts(self, model: nn.Module) -> ModelFacts:
         """From the config, the class and the attention modules; no list of names."""
-        return facts_of(cast(PreTrainedModel, model))
+        return facts_of(cast("PreTrainedModel", model))
 
     def run_with(
         self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
@@ -254,7 +257,7 @@ class TransformersAdapter(Adapter):
         """The model whose attention is watched, and the one that is run: the same, or one of two
         towers in a model that compares what both make of their inputs.
         """
-        host = cast(PreTrainedModel, model)
+        host = cast("PreTrainedModel", model)
         tower = tower_of(host, inputs)
         return tower, tower if compared_side(host, inputs) is None else host
 
@@ -276,7 +279,7 @@ class TransformersAdapter(Adapter):
 
     def writes_by_attention(self, model: nn.Module) -> bool:
         """Return True where attention alone carries one position to another."""
-        host, facts = cast(PreTrainedModel, model), self.facts(model)
+        host, facts = cast("PreTrainedModel", model), self.facts(model)
         # A layer that mixes positions otherwise (a convolution, a recurrent state) would pass
         # gradients between rows.
         layers, config = self.expected_layers(model), host.config.get_text_config()
@@ -310,12 +313,12 @@ class TransformersAdapter(Adapter):
             others[example, last] = NO_CONTRAST if contrast is None else contrast
         rows = PredictingRows(ids, mask, 0, tokens, explained=mask.float(), contrasts=others)
         rows = replace(rows, counts_positions=False)
-        host = cast(PreTrainedModel, model)
+        host = cast("PreTrainedModel", model)
         return gradient_rows(host, rows, score, balanced=balanced).values
 
     def supports_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
         """Return True for one stack of layers over word pieces that looks its attention up."""
-        host = cast(PreTrainedModel, model)
+        host = cast("PreTrainedModel", model)
         single = not is_encoder_decoder(model) and compared_side(model, inputs) is None
         # Such masks say what each key is worth, and not only which of them a query sees.
         learned_masks = any(hasattr(module, "prepare_dynamic_mask") for module in model.modules())
@@ -389,7 +392,7 @@ def _shifted(model: nn.Module, ids: Tensor, facts: ModelFacts) -> Tensor:
 
 
 def _config(model: nn.Module) -> Any:
-    return cast(PreTrainedModel, model).config
+    return cast("PreTrainedModel", model).config
 
 
 def _sides(model: nn.Module) -> list[Any]:

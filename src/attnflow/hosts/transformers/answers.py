@@ -10,15 +10,17 @@ of the words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnflow.errors import TokensError
 from attnflow.hosts.adapter import AnswerPosition, Batch, ModelFacts, Scores
+from attnflow.hosts.transformers_classes import is_pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Where each kind of head reads its answer, by how the class's name ends; heads of classes read the
 # last token where attention is causal (no other one has seen the whole text), as in a decoder, and
@@ -86,6 +88,8 @@ def _reads_last(model: PreTrainedModel) -> bool:
 
     A type that writes, and whose config does not say that it may also be an encoder, does.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     config: Any = model.config
     if (place := getattr(config, "summary_type", None)) in ("first", "last"):
         return bool(place == "last")
@@ -227,7 +231,7 @@ Side = Literal["image", "text"]
 def compares(model: nn.Module) -> bool:
     """Return whether a model has two towers that do not attend to each other."""
     parts = (getattr(model, name, None) for name in ("vision_model", "text_model"))
-    return all(isinstance(part, PreTrainedModel) for part in parts)
+    return all(is_pretrained(part) for part in parts)
 
 
 def compared_side(model: nn.Module, inputs: Mapping[str, Tensor]) -> Side | None:
@@ -252,7 +256,7 @@ def tower_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrained
         return model
     side = compared_side(model, inputs)
     by_image = side == "image" if side is not None else "pixel_values" in inputs
-    return cast(PreTrainedModel, model.vision_model if by_image else model.text_model)
+    return cast("PreTrainedModel", model.vision_model if by_image else model.text_model)
 
 
 def similarity_scores(model: Any, outputs: Any, inputs: Mapping[str, Tensor], side: Side) -> Scores:

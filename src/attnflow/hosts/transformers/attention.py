@@ -19,20 +19,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, distributed, nn
-from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from attnflow.errors import CaptureError
 from attnflow.hosts.recorder import AttentionObserver, Intervention, RecordedLayer, Session, Stage
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.answers import is_encoder_decoder
+from attnflow.hosts.transformers_classes import is_pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _HEADS = 1  # the axis of heads in queries, keys and values
 _OUTPUT_HEADS = 2  # that of an output: (batch, queries, heads, width)
@@ -161,6 +162,8 @@ class AttentionCall:
         """
         function = sys.modules[type(self.module).__module__].eager_attention_forward
         if name is not None:
+            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
             function = ALL_ATTENTION_FUNCTIONS.get_interface(name, function)
         result: tuple[Tensor, Any] = function(
             self.module, self.query, self.key, self.value, self.mask, **dict(self.options)
@@ -259,7 +262,7 @@ class AttentionHandler(ABC):
 
     def make_mask(self, **arguments: Any) -> Any:
         """Return the mask that calls get; the arguments are those of transformers' functions."""
-        return eager_mask(**arguments)
+        return _eager_mask(**arguments)
 
 
 @dataclass(frozen=True)
@@ -306,16 +309,29 @@ def _attend(
 
 def _make_mask(**arguments: Any) -> Any:
     handler = _HANDLERS.get(threading.get_ident())
-    return eager_mask(**arguments) if handler is None else handler.make_mask(**arguments)
+    return _eager_mask(**arguments) if handler is None else handler.make_mask(**arguments)
 
 
-AttentionInterface.register(_NAME, _attend)
-AttentionMaskInterface.register(_NAME, _make_mask)
+def _eager_mask(**arguments: Any) -> Any:
+    from transformers.masking_utils import eager_mask
+
+    return eager_mask(**arguments)
+
+
+@cache
+def _register() -> None:
+    """Have transformers know our functions by their name."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(_NAME, _attend)
+    AttentionMaskInterface.register(_NAME, _make_mask)
 
 
 @contextmanager
 def handle_attention(model: PreTrainedModel, handler: AttentionHandler) -> Iterator[Changes]:
     """Give every attention of the model to a handler until the block ends, however it ends."""
+    _register()
     thread, shards = threading.get_ident(), Shards.of(model)
     with exclusive(model) as changes:
         posts = {
@@ -390,7 +406,7 @@ class _Watch(AttentionHandler):
 
 def uses_the_interface(model: PreTrainedModel) -> bool:
     """Return whether all of the model's attention is looked up by name, and so can be handled."""
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    parts = [part for part in model.modules() if is_pretrained(part)]
     return all(part._can_set_attn_implementation() for part in parts)
 
 
@@ -404,7 +420,7 @@ def use_eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 def _point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
     """Point every config of the model at the attention function of this name, until the end."""
-    waiting: list[Any] = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
+    waiting: list[Any] = [m.config for m in model.modules() if is_pretrained(m)]
     configs: dict[int, Any] = {}  # of the model and of every sub-model, each once
     while waiting:
         config = waiting.pop()

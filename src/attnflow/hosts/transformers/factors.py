@@ -13,14 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.balanced import (
@@ -36,6 +34,9 @@ from attnflow.hosts.transformers.fused import Attended, attend, constant_others,
 from attnflow.kernels.blocks import Band, Factors, weight_rows
 from attnflow.kernels.layer import FactoredLayer, ReadLayer, aside
 from attnflow.trace.extras import LOG_PROB
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
@@ -259,6 +260,8 @@ def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iter
             words = model.get_input_embeddings()
             recording.inputs.watch(model, words, changes, streams=streams)
         if recording.computes_again:
+            from transformers.modeling_layers import GradientCheckpointingLayer
+
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
                     changes.add(partial(_give_back_forward, module, vars(module).get("forward")))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel, TextStreamer
-from transformers.generation.configuration_utils import GenerationMode
 
 from attnflow.errors import AttnflowError, InputError, ModelError
 from attnflow.errors.progress import is_heard, tell
@@ -19,13 +17,17 @@ from attnflow.hosts.recorder import AttentionObserver
 from attnflow.hosts.restore import ordinary
 from attnflow.hosts.transformers.answers import is_encoder_decoder
 from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
+from attnflow.hosts.transformers_classes import is_pretrained
 
-_ALLOWED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel, TextStreamer
+
+_ALLOWED = ("greedy_search", "sample")  # modes of generate()
 
 
 def checked_generator(model: nn.Module) -> PreTrainedModel:
     """Return the model, or an error that says why it cannot generate."""
-    if not isinstance(model, PreTrainedModel):
+    if not is_pretrained(model):
         raise ModelError(
             f"{type(model).__name__} writes no text: it has no generate() of transformers. Use "
             "explain() for it, or name a language model, such as smollm2."
@@ -70,7 +72,7 @@ def run_generate(
     if settings.get("stop_strings"):
         settings["tokenizer"] = tokenizer
     if is_heard() and tokenizer is not None and len(inputs["input_ids"]) == 1:
-        settings["streamer"] = _TextStream(tokenizer, options["max_new_tokens"])
+        settings["streamer"] = _text_stream(tokenizer, options["max_new_tokens"])
     watching = nullcontext() if observer is None else watch_attention(model, observer=observer)
     with torch.random.fork_rng(enabled=seed is not None), watching:
         if seed is not None:
@@ -92,6 +94,8 @@ def plain_cache(model: PreTrainedModel, options: Mapping[str, Any]) -> DynamicCa
 
     None where these options of generate() ask for another cache, or for none.
     """
+    from transformers import DynamicCache
+
     settings = options.get("generation_config") or model.generation_config
     kind = options.get("cache_implementation", settings.cache_implementation)
     is_plain = kind is None and "past_key_values" not in options
@@ -112,6 +116,8 @@ def cached_keys(cache: Any) -> Keys:
 
 def cache_of(keys: Keys, length: int, batch: int | None = None) -> DynamicCache:
     """Return a cache of the first positions, once for each row of a batch where one is given."""
+    from transformers import DynamicCache
+
     cache = DynamicCache()
     for number, pair in enumerate(keys):
         key, value = (
@@ -133,7 +139,7 @@ def _refuse_other_modes(model: PreTrainedModel, options: Mapping[str, Any]) -> N
     settings = _settings(model, options)
     mode = settings.get_generation_mode(options.get("assistant_model"))
     several = (settings.num_return_sequences or 1) > 1
-    if mode not in _ALLOWED or several:
+    if mode.value not in _ALLOWED or several:
         way = "several sequences for one prompt" if several else mode.value.replace("_", " ")
         raise InputError(
             f"This would generate with {way}, which drops and reorders what was written, so "
@@ -157,20 +163,22 @@ class _ListenerError(Exception):
         self.cause = cause
 
 
-class _TextStream(TextStreamer):
-    """Tells the listener of text as soon as it is final, the prompt left out."""
+def _text_stream(tokenizer: Any, total: int) -> TextStreamer:
+    """Return what tells the listener of text as soon as it is final, the prompt left out."""
+    from transformers import TextStreamer
 
-    def __init__(self, tokenizer: Any, total: int) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._pieces = 0
-        self._total = total
+    pieces = 0
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Called by the library with each piece."""
+    def tell_text(text: str, stream_end: bool = False) -> None:
+        nonlocal pieces
         if not text:
             return
         try:
-            self._pieces += 1
-            tell("writing", min(self._pieces, self._total), self._total, text)
+            pieces += 1
+            tell("writing", min(pieces, total), total, text)
         except Exception as error:  # whatever the listener raises
             raise _ListenerError(error) from error
+
+    stream = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    stream.on_finalized_text = tell_text  # type: ignore[method-assign]
+    return stream

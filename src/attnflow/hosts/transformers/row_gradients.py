@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.balanced import as_one_operation, attention_shares
@@ -41,6 +40,9 @@ from attnflow.hosts.transformers.attention import (
 )
 from attnflow.hosts.transformers.fused import own_terms
 from attnflow.trace.extras import LOG_PROB, ScoreName
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
 
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _MOST_ROWS = 512  # that run at once beside the cache
@@ -352,6 +354,8 @@ def _rows_at_once(model: PreTrainedModel, text: PredictingRows) -> int:
 
 def read_prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
     """Return the cache of all positions before the first row, by the model's own attention."""
+    from transformers import DynamicCache
+
     cache = DynamicCache()
     end = text.first
     if end:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from attnflow.attribution import Attribution
 from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
@@ -40,6 +39,9 @@ from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, ScoreName
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # -- the images that a vision tower saw: each with its grid, its positions in reading order --------
 #
@@ -322,7 +324,7 @@ def _diagonal(calls: Sequence[Array]) -> Array:
 
 def run_both_towers(model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
     """Run one forward pass in which the recorder sees both towers; return its outputs."""
-    host = cast(PreTrainedModel, model)
+    host = cast("PreTrainedModel", model)
     checked_towers(host)
     if set(recorder.record) - {GRADIENTS}:
         raise UnsupportedModelError(
@@ -368,7 +370,7 @@ def two_tower_trace(watched: ForwardPass, score: ScoreName) -> AttentionTrace:
 
 def _compose_towers(model: nn.Module, batch: Batch, recorder: Recorder) -> Composition:
     """Return what was recorded, without layers that the language model skips."""
-    host = cast(PreTrainedModel, model)
+    host = cast("PreTrainedModel", model)
     if batch.size != 1:
         raise InputError(
             f"{type(model).__name__} was given {batch.size} prompts with images; one at a time is "

@@ -10,15 +10,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.utils.generic import ModelOutput
 
 from attnflow.errors import (
     CaptureError,
@@ -35,6 +33,10 @@ from attnflow.hosts.model import processor_of
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
+from attnflow.hosts.transformers_classes import is_pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PIXELS = ("pixel_values", "pixel_values_videos")
 """The names under which transformers models take images and videos."""
@@ -51,7 +53,7 @@ class Towers:
 
 def towers_of(model: nn.Module) -> Towers | None:
     """Return both towers of a model that writes about images; None for every other model."""
-    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+    if not is_pretrained(model) or not model.can_generate():
         return None
     vision, language = model.get_encoder(modality="image"), model.get_decoder()
     outer = (model, model.base_model)
@@ -172,6 +174,8 @@ def after_prompt(
     model: PreTrainedModel, extra: Mapping[str, Tensor], prompt: Sequence[int], ids: Sequence[int]
 ) -> dict[str, Tensor]:
     """Return prompt and completion as one input, carried on with images as generate() does."""
+    from transformers.utils.generic import ModelOutput
+
     text = torch.tensor([[*prompt, *ids]], device=device_of(model))
     carried: dict[str, Any] = {
         **extra,
