@@ -341,8 +341,8 @@ class _Judged:
         alone = every - frozenset[int]().union(*(self.documents[k] for k in numbers))
         word = self.words[0]
         if kind in ("rests", "together"):
-            is_lost = self._lost(hidden, reading, every, ends=ends)
-            word = next((w for w, lost in zip(self.words, is_lost, strict=True) if lost), word)
+            places = np.flatnonzero(self._lost(hidden, reading, every, ends=ends))
+            word = self.words[int(places[0])] if len(places) else word
         return Verdict(
             kind,
             tuple(self.sources[k].name for k in numbers),
