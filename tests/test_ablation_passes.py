@@ -181,7 +181,8 @@ def test_a_cache_that_is_not_exact_is_not_used(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(one.model, "forward", shifted)
     # the signature must still name what the model takes
-    one.__dict__["_accepts"] = frozenset({"position_ids", "past_key_values", "logits_to_keep"})
+    names = {"position_ids", "past_key_values", "logits_to_keep"}
+    one._passes.__dict__["accepts"] = frozenset(names)
     assert not one.takes_prefix_from_cache
     np.testing.assert_allclose(one.token_log_probs([(3,)])[0], by_loop("llama", (3,)), atol=2e-5)
 

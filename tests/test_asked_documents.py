@@ -74,7 +74,7 @@ def test_documents_are_read_once_and_their_ends_side_by_side() -> None:
     end = len(PROMPT) + len(COMPLETION) - 1 - START
     assert lengths[-1] == 4 * end  # all variants, without the documents
     read = CompletionAblation(
-        model=model, prompt_ids=PROMPT, completion_ids=COMPLETION, keys=ablation._unchanged
+        model=model, prompt_ids=PROMPT, completion_ids=COMPLETION, keys=ablation._passes.prompt_keys
     )
     values, _ = function_of(ASKED)(ASKED, AblationTask(read, DOCUMENTS, ((0, 1), (3,))))
     np.testing.assert_allclose(values, measured(ASKED)[0], atol=1e-4)

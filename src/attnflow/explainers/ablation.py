@@ -7,36 +7,32 @@ a blank token in their place. "delete" leaves them out, so that positions close 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from attnflow.errors import InputError, ModelError, TokensError, shorten
 from attnflow.errors.arguments import check_count, check_fields
 from attnflow.errors.progress import tell
 from attnflow.explainers.blanks import blank_token
+from attnflow.explainers.completion_passes import CompletionPasses, Variant
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.factored import Keys
 from attnflow.hosts.inputs import check_vocabulary
-from attnflow.hosts.model import Model, adapter_for
-from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.generate import cache_of, cached_keys
+from attnflow.hosts.model import Model
 from attnflow.methods.reruns import By
 
 Floats = NDArray[np.float64]
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
-_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 _TRIED, _TRIED_TOKENS = 64, 4  # tokens of a prompt, of a completion, on which a cache is tried
-_CACHEABLE = {"full_attention", "sliding_attention"}
 _SAME = 1e-3  # what rounding may change a log-probability by when a prefix is cached
 _ROUNDINGS = 8  # the same in steps of a coarser type
 
@@ -77,15 +73,6 @@ def ablate(
         blank=blank_token(model.tokenizer) if needs_blank else None,
         **others,
     )
-
-
-class _Variant(NamedTuple):
-    """A text with parts taken away; `first` is the first position that is not as it was."""
-
-    ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    visible: tuple[bool, ...]
-    first: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,7 +116,7 @@ class CompletionAblation:
         if self.by == "replace" and self.blank is None:
             raise InputError("by='replace' needs blank=..., the id of the token put in the place.")
         check_vocabulary(self.model, torch.tensor(list(self.prompt_ids)))
-        if not self._two_stacks:
+        if not self._passes.two_stacks:
             check_vocabulary(self.model, torch.tensor(list(self.completion_ids)))
         if self.by == "hide":
             self._check_mask()
@@ -137,8 +124,9 @@ class CompletionAblation:
     def _check_mask(self) -> None:
         """Raise unless a mask may have holes, and positions do not follow from it."""
         name, config = type(self.model).__name__, self.model.config
-        by_mask = "position_ids" not in self._accepts or bool(getattr(config, "alibi", False))
-        if by_mask and not self._two_stacks:
+        passes = self._passes
+        by_mask = "position_ids" not in passes.accepts or bool(getattr(config, "alibi", False))
+        if by_mask and not passes.two_stacks:
             raise ModelError(
                 f"{name} counts positions by its attention mask, so hiding a token would move the "
                 "others. Take by='replace'."
@@ -150,6 +138,10 @@ class CompletionAblation:
                 "reach further than they do. Load it with attn_implementation='sdpa', or take "
                 "by='replace'."
             )
+
+    @cached_property
+    def _passes(self) -> CompletionPasses:
+        return CompletionPasses(self.model, self.prompt_ids, self.completion_ids, self.keys)
 
     # -- what is asked ------------------------------------------------------------------------
 
@@ -168,14 +160,13 @@ class CompletionAblation:
         distinct = list(dict.fromkeys(keys))
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
-        is_read = self.keys or "_unchanged" in vars(self)
-        new = 0 if is_read else len(self.prompt_ids)  # tokens, to cache them
+        new = 0 if self._passes.has_prompt else len(self.prompt_ids)  # tokens, to cache them
         saved = sum(map(self._start, variants)) - new
         cached = saved > 0 and self.takes_prefix_from_cache
         for batch in self._batches(variants, cached):
             members = [variants[k] for k in batch]
             start = min(map(self._start, members)) if cached else None
-            for k, row in zip(batch, self._forward(members, start), strict=True):
+            for k, row in zip(batch, self._passes.forward(members, start), strict=True):
                 rows[distinct[k]] = row
             tell("ablation", len(rows), len(distinct))
         empty = np.empty((0, len(self.completion_ids)))
@@ -196,7 +187,7 @@ class CompletionAblation:
         ids = (*map(int, self.prompt_ids), *map(int, self.completion_ids[:-1]))
         places = tuple(range(len(ids)))
         variants = [
-            _Variant(ids, places, tuple(k not in absent for k in places), start)
+            Variant(ids, places, tuple(k not in absent for k in places), start)
             for absent in map(set, sets)
         ]
         rows = np.empty((len(sets), len(self.completion_ids)))
@@ -207,10 +198,11 @@ class CompletionAblation:
             rows[batch] = beside
         return rows
 
-    def _beside(self, variants: Sequence[_Variant]) -> list[Floats] | Floats | None:
+    def _beside(self, variants: Sequence[Variant]) -> list[Floats] | Floats | None:
         """Return the rows of some ends of the text; None where it has no cache to be shared."""
         start = self._start(variants[0])
-        is_kept = self.by == "hide" and self._may_share and self.keys and len(self.known)
+        passes = self._passes
+        is_kept = self.by == "hide" and passes.may_share and self.keys and len(self.known)
         if is_kept and "_packs" not in vars(self):  # whose trial is a part of the same pass
             rows = self._tried(variants, start)
             vars(self)["_packs"] = rows is not None
@@ -218,13 +210,13 @@ class CompletionAblation:
                 return rows
         if not self.hides_beside:
             return None
-        return (self._side_by_side if self._packs else self._forward)(variants, start)
+        return (passes.side_by_side if self._packs else passes.forward)(variants, start)
 
     def read_from(self, start: int) -> CompletionAblation:
         """Return the same with the end of the prompt, from `start` on, read as part of what was
         written after the rest of it.
         """
-        if self._two_stacks:
+        if self._passes.two_stacks:
             raise ModelError(
                 f"{type(self.model).__name__} reads its prompt in an encoder, which gives no token "
                 "of it a probability."
@@ -239,21 +231,21 @@ class CompletionAblation:
         """True where several ends of a text may run as one, beside one copy of its cache: tried."""
         return self._tried([], len(self.prompt_ids) - 1) is not None
 
-    def _tried(self, variants: Sequence[_Variant], start: int) -> list[Floats] | None:
+    def _tried(self, variants: Sequence[Variant], start: int) -> list[Floats] | None:
         """Return the rows of ends of a text that run as one; None where the text as it is, which is
         the last of them and would see the others under no mask, does not get what it should.
         """
-        if self._has_windows:  # a mask of one's own is taken for every layer
+        if self._passes.has_windows:  # a mask of one's own is taken for every layer
             return None
         text = self._variant(())
         if len(self.known):  # then few tokens of the completion are enough
             expected = np.array(self.known[:_TRIED_TOKENS])
             end = len(self.prompt_ids) + len(expected) - 1
-            text = _Variant(text.ids[:end], text.positions[:end], text.visible[:end], text.first)
+            text = Variant(text.ids[:end], text.positions[:end], text.visible[:end], text.first)
         else:
-            (expected,) = self._forward([text], start)
+            (expected,) = self._passes.forward([text], start)
         try:
-            *rows, last = self._side_by_side([*(variants or [text]), text], start)
+            *rows, last = self._passes.side_by_side([*(variants or [text]), text], start)
         except (RuntimeError, ValueError, TypeError, IndexError):  # takes no such mask
             return None
         return rows if self._are_same(last, expected) else None
@@ -265,53 +257,27 @@ class CompletionAblation:
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
         """True where what stands before a change is run only once: tried, not assumed."""
-        if not self._may_share:
+        if not self._passes.may_share:
             return False
         if self.keys and len(self.known) and self._packs:  # tried on the text itself
             return True
         tried = self
-        if not self._has_windows and len(self.prompt_ids) > _TRIED:
+        if not self._passes.has_windows and len(self.prompt_ids) > _TRIED:
             tried = replace(self, prompt_ids=self.prompt_ids[:_TRIED])
-        prompt, start = tried._variant(()), len(tried.prompt_ids) - 1
-        return self._are_same(tried._forward([prompt], start), tried._forward([prompt], None))
+        prompt, start, run = tried._variant(()), len(tried.prompt_ids) - 1, tried._passes.forward
+        return self._are_same(run([prompt], start), run([prompt], None))
 
     # -- how it is run ------------------------------------------------------------------------
-
-    @property
-    def _may_share(self) -> bool:
-        """True unless it is known beforehand that no cache of a text's beginning serves others."""
-        return not self._two_stacks and self._is_plain and "past_key_values" in self._accepts
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """True where keys and values are all that a later token reads of earlier ones."""
-        config = self.model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or _CACHEABLE)
-        return kinds <= _CACHEABLE and not getattr(self.model, "_is_stateful", False)
-
-    @cached_property
-    def _has_windows(self) -> bool:
-        config = self.model.config.get_text_config()
-        windows = [getattr(config, name, None) for name in _WINDOWS]
-        length = len(self.prompt_ids) + len(self.completion_ids)
-        return any(window is not None and window < length for window in windows)
 
     @cached_property
     def _skips_hidden(self) -> bool:
         """True where hidden tokens need not run; a window counts tokens, so there must be none."""
+        passes = self._passes
         return self.by == "hide" and not (
-            self._two_stacks or self._has_windows or not self._is_plain
+            passes.two_stacks or passes.has_windows or not passes.is_plain
         )
 
-    @cached_property
-    def _two_stacks(self) -> bool:
-        return adapter_for(self.model).facts(self.model).encoder_decoder
-
-    @cached_property
-    def _accepts(self) -> frozenset[str]:
-        return frozenset(inspect.signature(self.model.forward).parameters)
-
-    def _variant(self, positions: tuple[int, ...]) -> _Variant:
+    def _variant(self, positions: tuple[int, ...]) -> Variant:
         prompt = tuple(int(token) for token in self.prompt_ids)
         if positions and not 0 <= positions[0] <= positions[-1] < len(prompt):
             raise InputError(
@@ -322,7 +288,8 @@ class CompletionAblation:
         if self.by == "replace":
             blank = int(self.blank or 0)
             prompt = tuple(blank if k in absent else token for k, token in enumerate(prompt))
-        completion = () if self._two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
+        two_stacks = self._passes.two_stacks
+        completion = () if two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
         ids = (*prompt, *completion)
         # the last token of the prompt runs even when nobody sees it: the first answer is read there
         if self.by == "delete" or (self._skips_hidden and len(prompt) - 1 not in absent):
@@ -333,11 +300,11 @@ class CompletionAblation:
                 )
             ids = tuple(ids[k] for k in places)
             places = tuple(range(len(ids))) if self.by == "delete" else places
-            return _Variant(ids, places, (True,) * len(ids), first)
+            return Variant(ids, places, (True,) * len(ids), first)
         visible = tuple(self.by != "hide" or k not in absent for k in range(len(ids)))
-        return _Variant(ids, tuple(range(len(ids))), visible, first)
+        return Variant(ids, tuple(range(len(ids))), visible, first)
 
-    def _batches(self, variants: Sequence[_Variant], cached: bool) -> Iterator[list[int]]:
+    def _batches(self, variants: Sequence[Variant], cached: bool) -> Iterator[list[int]]:
         """Yield variants of one length together: a window would count padding."""
         device = device_of(self.model)
         budget = self.batch_tokens or (_ON_CPU if device.type == "cpu" else _ON_DEVICE)
@@ -355,103 +322,6 @@ class CompletionAblation:
             yield batch
             at += len(batch)
 
-    def _start(self, variant: _Variant) -> int:
+    def _start(self, variant: Variant) -> int:
         """Return the first position to run: that before the completion must be among them."""
         return min(variant.first, len(variant.ids) - len(self.completion_ids))
-
-    def _forward(self, variants: Sequence[_Variant], start: int | None) -> Floats:
-        """Return `(variants, completion tokens)`; `start`: run from there on, beside the cache."""
-        device = device_of(self.model)
-        ids = torch.tensor([variant.ids for variant in variants], device=device)
-        mask = torch.tensor([variant.visible for variant in variants], device=device).long()
-        with at_rest(self.model), torch.no_grad():
-            if self._two_stacks:
-                logits = self._decoded(ids, mask)
-            else:
-                places = torch.tensor([variant.positions for variant in variants], device=device)
-                logits = self._continued(ids, mask, places, start or 0)
-        return self._of_completion(logits[:, -len(self.completion_ids) :])
-
-    def _of_completion(self, logits: Tensor) -> Floats:
-        """Return what `(variants, tokens, vocabulary)` give the completion's first tokens."""
-        completion = torch.tensor(list(self.completion_ids), device=logits.device)
-        index = completion[: logits.shape[1]].expand(len(logits), -1).unsqueeze(-1)
-        rows = logits.float().log_softmax(dim=-1).gather(-1, index)
-        return rows.squeeze(-1).double().cpu().numpy()
-
-    def _side_by_side(self, variants: Sequence[_Variant], start: int) -> list[Floats]:
-        """Return the same as `_forward`, the ends of all variants one after another in one text.
-
-        Each end sees what its variant lets it see of the one copy of the cache, and itself. One
-        may stop before the last token of the completion.
-        """
-        device = device_of(self.model)
-        ends = [len(each.ids) - start for each in variants]
-        ids = torch.tensor([k for each in variants for k in each.ids[start:]], device=device)
-        places = torch.tensor([k for one in variants for k in one.positions[start:]], device=device)
-        before = torch.tensor([each.visible[:start] for each in variants], device=device)
-        after = torch.tensor([k for each in variants for k in each.visible[start:]], device=device)
-        own = torch.block_diag(*[torch.ones(end, end, device=device).tril() for end in ends])
-        before = before.repeat_interleave(torch.tensor(ends, device=device), dim=0)
-        allowed = torch.cat([before, own.bool() & after], dim=1)
-        lowest = torch.finfo(self.model.dtype).min
-        mask = torch.zeros(allowed.shape, dtype=self.model.dtype, device=device)
-        mask = mask.masked_fill(~allowed, lowest)[None, None]
-        needed = (places >= len(self.prompt_ids) - 1).nonzero().flatten()
-        keeps = "logits_to_keep" in self._accepts
-        with at_rest(self.model), torch.no_grad():
-            logits = self.model(
-                input_ids=ids[None],
-                attention_mask=mask,
-                position_ids=places[None],
-                past_key_values=cache_of(self._unchanged, start),
-                use_cache=True,
-                **({"logits_to_keep": needed} if keeps else {}),
-            ).logits[0]
-        logits = logits if keeps else logits[needed]
-        parts = logits.split([len(each.ids) - len(self.prompt_ids) + 1 for each in variants])
-        return [self._of_completion(part[None])[0] for part in parts]
-
-    def _continued(self, ids: Tensor, mask: Tensor, places: Tensor, start: int) -> Tensor:
-        options: dict[str, Any] = {"use_cache": start > 0}
-        if "position_ids" in self._accepts:
-            options["position_ids"] = places[:, start:]
-        if "logits_to_keep" in self._accepts:
-            options["logits_to_keep"] = len(self.completion_ids)
-        if start:
-            options["past_key_values"] = cache_of(self._unchanged, start, len(ids))
-        return self.model(input_ids=ids[:, start:], attention_mask=mask, **options).logits
-
-    @cached_property
-    def _unchanged(self) -> Keys:
-        """Keys and values of the prompt, every layer. A cache without the model's settings keeps
-        all keys of a layer with a window too; the mask still hides those outside it.
-        """
-        if self.keys:
-            return self.keys
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
-        ids = torch.tensor([list(self.prompt_ids)], device=device_of(self.model))
-        self.model(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
-            use_cache=True,
-            **({"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}),
-        )
-        return cached_keys(cache)
-
-    def _decoded(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Run an encoder–decoder: what is hidden is masked in the encoder and for the decoder."""
-        start = self.model.generation_config.decoder_start_token_id
-        start = self.model.config.decoder_start_token_id if start is None else start
-        if start is None:
-            raise ModelError(
-                f"{type(self.model).__name__} names no decoder_start_token_id in its config."
-            )
-        row = [int(start), *(int(token) for token in self.completion_ids[:-1])]
-        completion = torch.tensor(row, device=ids.device).expand(len(ids), -1)
-        return self.model(
-            input_ids=ids, attention_mask=mask, decoder_input_ids=completion, use_cache=False
-        ).logits
