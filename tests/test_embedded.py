@@ -16,8 +16,12 @@ import torch
 
 import attnflow
 from attnflow.cli.app import _run
+from attnflow.data.example import example_result
 from attnflow.errors import TokensError
+from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import load
+from attnflow.models import smollm2
+from attnflow.testing import tiny_decoder
 
 ROOT = Path(__file__).parent.parent
 MODELS = Path(attnflow.__file__).parent / "models"
@@ -118,7 +122,6 @@ def test_demo_answers_explains_and_writes_the_reports(
 ) -> None:
     """With a tiny model in SmolLM2's place, and without any."""
     from attnflow.hosts import load
-    from attnflow.models import smollm2
     from attnflow.testing import tiny_decoder
 
     writer: Any = tiny_decoder()
@@ -201,3 +204,15 @@ def test_training_is_deterministic_by_seed(tmp_path: Path, monkeypatch: pytest.M
         torch.set_num_threads(threads)
     weights = [next(output.glob("*.safetensors")).read_bytes() for output in outputs]
     assert weights[0] == weights[1]
+
+
+def test_the_shipped_writer_is_named_and_not_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ATTNFLOW_CACHE", str(tmp_path))
+    model = tiny_decoder().module
+    model.config._name_or_path = str(smollm2.prepared_folder())
+    assert provenance_of(model, "float32")["model"] == "smollm2"
+    model.config._name_or_path = str(tmp_path / "mine")
+    assert provenance_of(model, "float32")["model"] == str(tmp_path / "mine")
+    assert example_result().provenance["model"] == "smollm2"

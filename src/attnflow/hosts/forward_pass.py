@@ -28,6 +28,8 @@ from attnflow.hosts.inputs import join_tokens
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder, Stage
 from attnflow.hosts.scores import Explained, Scores
+from attnflow.models import WRITER
+from attnflow.models.smollm2 import prepared_folder
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 from attnflow.trace.extras import (
@@ -277,9 +279,11 @@ def check_size(model: nn.Module, size: int, recorder: Recorder) -> None:
 
 def provenance_of(model: nn.Module, dtype: str) -> dict[str, Any]:
     """Return what a result should say of the model it was made with."""
-    config = getattr(model, "config", None)
+    name = getattr(getattr(model, "config", None), "name_or_path", "")
+    if name == str(prepared_folder()):  # where that is, is nobody's business
+        name = WRITER
     return {
-        "model": getattr(config, "name_or_path", "") or type(model).__name__,
+        "model": name or type(model).__name__,
         "class": type(model).__name__,
         "dtype": dtype,
         "torch": str(torch.__version__),
