@@ -135,7 +135,8 @@ def _explain(
     from attnflow.explainers.texts import explain
 
     results: list[Attribution] = []
-    for method in methods:
+    names = [str(method or "default") for method in methods]
+    for name, method in zip(names, methods, strict=True):
         try:
             result = explain(model, photo, method, **request)
             if result.method not in [each.method for each in results]:
@@ -143,9 +144,9 @@ def _explain(
         except ModelError as error:
             if len(methods) == 1:
                 raise
-            typer.echo(f"attnflow: left out, {method or 'default'}: {error}", err=True)
+            typer.echo(f"attnflow: left out, {name}: {error}", err=True)
     if not results:
-        raise ModelError(f"None of {', '.join(map(str, methods))} can explain this model.")
+        raise ModelError(f"None of {', '.join(names)} can explain this model.")
     return results
 
 
