@@ -11,8 +11,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+import attnflow
 from attnflow.errors import InputError, ModelError, TokensError
+from attnflow.explainers import ablation as ablation_module
 from attnflow.explainers.ablation import CompletionAblation, log_odds
+from attnflow.explainers.completion_passes import CompletionPasses
 
 WINDOW = 7
 SIZES: dict[str, Any] = {
@@ -166,6 +169,47 @@ def test_the_prefix_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one.model, "forward", counted)
     one.token_log_probs([(20,), (20,), ()])
     assert sum(lengths) <= len(COMPLETION) + 1 + len(COMPLETION)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_much_of_a_long_text_is_run_whole_and_without_a_mask(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [(3, 4), (20,), (20, 21)]
+    expected = ablation(name).token_log_probs(sets)
+    shapes: list[tuple[int, int, bool]] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watch(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+        shapes.append((query.shape[-2], key.shape[-2], attn_mask is None))
+        return attend(query, key, value, attn_mask=attn_mask, **options)
+
+    one = ablation(name)
+    assert one.takes_prefix_from_cache
+    assert one._passes.prompt_keys
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(ablation_module, "_LARGE_MASK", 100)
+    np.testing.assert_allclose(one.token_log_probs(sets), expected, atol=2e-5)
+    if name == "llama":  # the second begins late; the last token is hidden by a mask
+        assert set(shapes) == {(23, 23, True), (4, 24, False), (5, 25, False)}
+    else:  # a window needs its mask whatever is run
+        assert not any(without for *_, without in shapes)
+
+
+def test_a_check_that_does_not_fit_leaves_what_was_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * 10**9, 150 * 10**9))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 75 * 10**9)
+
+    def too_large(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(CompletionPasses, "_continued", too_large)
+    result = attnflow.generate(build("llama"), {"input_ids": [PROMPT]}, completion=COMPLETION)
+    assert result.values.shape[1:] == (len(COMPLETION), len(PROMPT))
+    assert "75 GB were in use" in result.provenance["unchecked"]
+    assert not result.verdicts
 
 
 def test_a_cache_that_is_not_exact_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

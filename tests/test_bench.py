@@ -32,10 +32,12 @@ from attnflow_experiments.bench.cases import (
 )
 from attnflow_experiments.bench.command import app, labelled
 from attnflow_experiments.bench.data import DATA_SETS, load_items
+from attnflow_experiments.bench.findings import COSTS, Findings, Observation, gather
 from attnflow_experiments.bench.methods import Peer, as_request, find_method, run_here
+from attnflow_experiments.bench.overview import write_sheets
 from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.bench.run import run_bench
-from attnflow_experiments.bench.tables import bench_report, gather, write_page
+from attnflow_experiments.bench.tables import bench_report, write_page
 from torture_bench import figures, kills, make_plan, save_tiny_model
 
 MINE = """
@@ -225,6 +227,32 @@ def test_differences_are_paired_with_the_default(folder: Path) -> None:
     assert set(ours) == set(theirs)
     expected = np.mean([theirs[k] - ours[k] for k in ours])
     assert table.rows["random − default"][0].value == pytest.approx(expected)
+
+
+def test_one_table_has_every_method_data_set_and_model(tmp_path: Path) -> None:
+    """Values that are known: ahead on one data set, behind on another, alike on both models."""
+    rng = np.random.default_rng(0)
+    worth = {"default": (0.5, 0.5), "random": (0.8, 0.1)}
+    cost = dict.fromkeys(COSTS, 1.0)
+    observations = [
+        Observation(model, data_set, f"{k}", method, {"lds": value + noise}, cost, {})
+        for model in ("a", "b")
+        for method, values in worth.items()
+        for data_set, value in zip(("text", "squad"), values, strict=True)
+        for k, noise in enumerate(0.01 * rng.standard_normal(20))
+    ]
+    models = {"a": "a", "b": "b"}
+    plan = BenchPlan(models, ["text", "squad"], list(worth), tmp_path, tmp_path)
+    findings = Findings(observations, {})
+    table = bench_report(plan, findings).table("overview-lds")
+    assert table.columns == ("text", "squad")
+    assert list(table.rows) == [f"{m}{of}" for m in worth for of in ("", " (a)", " (b)")]
+    assert [cell.n for cell in table.rows["random"]] == [40, 40]
+    assert table.rows["random (b)"][1].value == pytest.approx(0.1, abs=0.01)
+    (path,) = write_sheets(plan, findings, tmp_path)
+    rows = path.read_text(encoding="utf-8").splitlines()
+    assert rows[:2] == ["method,text,squad", "prompts,40,40"]
+    assert rows[2:] == ["default,.50,.50", "random,.80 ▲,.10 ▼"]
 
 
 def test_kills_lose_and_double_nothing(folder: Path) -> None:

@@ -20,10 +20,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from attnflow_experiments.bench.findings import gather
 from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.bench.run import run_bench
 from attnflow_experiments.bench.sample import write_sample
-from attnflow_experiments.bench.tables import bench_report, gather
+from attnflow_experiments.bench.tables import bench_report
 from attnflow_experiments.journal import read_journal
 
 METHODS = ("default", "position", "random")

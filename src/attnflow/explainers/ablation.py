@@ -35,6 +35,7 @@ _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a devi
 _TRIED, _TRIED_TOKENS = 64, 4  # tokens of a prompt, of a completion, on which a cache is tried
 _SAME = 1e-3  # what rounding may change a log-probability by when a prefix is cached
 _ROUNDINGS = 8  # the same in steps of a coarser type
+_LARGE_MASK = 2**28  # queries × keys: beside a cache they take a mask, which no whole text needs
 
 
 def log_odds(log_prob: Floats) -> Floats:
@@ -161,11 +162,11 @@ class CompletionAblation:
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
         new = 0 if self._passes.has_prompt else len(self.prompt_ids)  # tokens, to cache them
-        saved = sum(map(self._start, variants)) - new
+        saved = sum(map(self._begin, variants)) - new
         cached = saved > 0 and self.takes_prefix_from_cache
         for batch in self._batches(variants, cached):
             members = [variants[k] for k in batch]
-            start = min(map(self._start, members)) if cached else None
+            start = min(map(self._begin, members)) if cached else None
             for k, row in zip(batch, self._passes.forward(members, start), strict=True):
                 rows[distinct[k]] = row
             tell("ablation", len(rows), len(distinct))
@@ -313,7 +314,7 @@ class CompletionAblation:
         at = 0
         while at < len(order):
             lead = variants[order[at]]
-            tokens = len(lead.ids) - (self._start(lead) if cached else 0)
+            tokens = len(lead.ids) - (self._begin(lead) if cached else 0)
             batch = [
                 k
                 for k in order[at : at + max(1, budget // tokens)]
@@ -321,6 +322,20 @@ class CompletionAblation:
             ]
             yield batch
             at += len(batch)
+
+    def _begin(self, variant: Variant) -> int:
+        """Return the position to run from: 0 where the end of a long text is much of it.
+
+        Torch's kernels read a whole text without a mask, and half of its pairs; the end alone takes
+        a mask of queries × keys, and all of them, so that a quarter of a text costs as much.
+        """
+        start, length = self._start(variant), len(variant.ids)
+        end = length - start
+        if end * length <= _LARGE_MASK or 4 * end <= length:
+            return start
+        fused = getattr(self.model.config, "_attn_implementation", None) == "sdpa"
+        needs_mask = self._passes.has_windows or not all(variant.visible)
+        return 0 if fused and not needs_mask else start
 
     def _start(self, variant: Variant) -> int:
         """Return the first position to run: that before the completion must be among them."""

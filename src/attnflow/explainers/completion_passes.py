@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnflow.errors import ModelError
 from attnflow.hosts.adapter import device_of
-from attnflow.hosts.factored import Keys
+from attnflow.hosts.factored import Keys, told_memory
 from attnflow.hosts.model import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import cache_of, cached_keys
@@ -91,7 +91,7 @@ class CompletionPasses:
         device = device_of(self.model)
         ids = torch.tensor([variant.ids for variant in variants], device=device)
         mask = torch.tensor([variant.visible for variant in variants], device=device).long()
-        with at_rest(self.model), torch.no_grad():
+        with told_memory(self.model, ids.shape[1]), at_rest(self.model), torch.no_grad():
             if self.two_stacks:
                 logits = self._decoded(ids, mask)
             else:

@@ -87,6 +87,7 @@ def bench(
     """
     options.prepare_models()
     from attnflow_experiments.bench.data import DATA_SETS
+    from attnflow_experiments.bench.findings import gather
     from attnflow_experiments.bench.methods import (
         OURS,
         PEER_PACKAGES,
@@ -94,10 +95,11 @@ def bench(
         TEXT_METHODS,
         TEXT_PEERS,
     )
+    from attnflow_experiments.bench.overview import write_sheets
     from attnflow_experiments.bench.plan import BenchPlan
     from attnflow_experiments.bench.run import run_bench
     from attnflow_experiments.bench.sample import write_sample
-    from attnflow_experiments.bench.tables import bench_report, gather, write_page
+    from attnflow_experiments.bench.tables import bench_report, write_page
 
     if data is not None and not data.is_dir():
         raise InputError(f"--data {str(data)!r} is not a folder.")
@@ -125,7 +127,10 @@ def bench(
         )
         with output.keeping():
             run_bench(plan)
-    report = output.finish(bench_report(plan, gather(plan)))
+    findings = gather(plan)
+    report = output.finish(bench_report(plan, findings))
+    for path in write_sheets(plan, findings, folder):
+        tell_written(path)
     tell_written(write_page(report, folder / "bench.html"))
 
 

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.table import Cell, Table
 from attnflow.storage import write_text
-from attnflow_experiments.bench.cases import METRICS, as_reference, score_item
+from attnflow_experiments.bench.cases import METRICS
 from attnflow_experiments.bench.data import DATA_SETS
+from attnflow_experiments.bench.findings import COSTS, Findings, difference, share
 from attnflow_experiments.bench.methods import DEFAULT, NOT_RUN
-from attnflow_experiments.bench.plan import REFERENCE, BenchPlan, read_jobs, record_name
+from attnflow_experiments.bench.overview import overviews, stands
+from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.report import Report
 
-Floats = NDArray[np.float64]
-Job = tuple[str, str]
-_CLEAR = 0.05
-_COSTS = ("passes", "seconds", "memory")
 _HEADINGS: Mapping[str, str] = {
     **METRICS,
     "deletion": "deletion ↓",
@@ -41,89 +35,9 @@ _LEFT_OUT = (
 )
 
 
-@dataclass(frozen=True)
-class Observation:
-    """The values of one method on one item by one model."""
-
-    model: str
-    data_set: str
-    item: str
-    method: str
-    values: Mapping[str, float]
-    cost: Mapping[str, float]
-    note: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Findings:
-    """All observations of a run, and why methods could not be run where they could not."""
-
-    observations: Sequence[Observation]
-    refused: Mapping[tuple[str, str], str]
-    training: Sequence[str] = ()
-
-    def values(self, data_set: str, method: str, metric: str, **note: int) -> dict[Job, float]:
-        """Return a metric by model and item; `note` takes those with this place or length."""
-        return {
-            (each.model, each.item): each.values[metric]
-            for each in self.observations
-            if each.data_set == data_set
-            and each.method == method
-            and metric in each.values
-            and all(each.note.get(k) == v for k, v in note.items())
-        }
-
-    def of_model(self, model: str) -> Findings:
-        """Return those of one model."""
-        own = [each for each in self.observations if each.model == model]
-        return Findings(own, self.refused)
-
-
-def gather(plan: BenchPlan) -> Findings:
-    """Read every journal of a plan, and score what it holds."""
-    observations: list[Observation] = []
-    refused: dict[tuple[str, str], str] = {}
-    training = []
-    for (model, data_set), records in read_jobs(plan).items():
-        for record in records.values():
-            if record["name"].startswith("training | "):
-                training.append(
-                    f"AT2 was trained on {record['items']} items of {data_set} for {model}: "
-                    f"{record['passes']} passes, {record['seconds']:.0f} seconds."
-                )
-            method = record.get("method")
-            if method is None or method not in plan.methods:
-                continue
-            if "refused" in record:
-                refused[(method, data_set)] = record["refused"]
-                continue
-            reference = records[record_name(record["item"], REFERENCE)]
-            observations.append(_observe(model, data_set, record, reference))
-    return Findings(observations, refused, training)
-
-
-def _observe(
-    model: str, data_set: str, record: Mapping[str, Any], reference: Mapping[str, Any]
-) -> Observation:
-    values = record.get("values")
-    if values is None:
-        responses = reference.get("responses")
-        values = score_item(
-            np.array(record["scores"]),
-            tuple(reference["right"]),
-            reference["top"],
-            None if responses is None else as_reference(responses),
-            {name: np.array(each) for name, each in record.get("measured", {}).items()},
-            reference["completion"],
-        )
-    cost = {name: float(record.get(name, math.nan)) for name in _COSTS}
-    note = reference.get("note", {})
-    return Observation(model, data_set, record["item"], record["method"], values, cost, note)
-
-
 def bench_report(plan: BenchPlan, findings: Findings) -> Report:
     """Return every table of a run, for the terminal, Markdown and CSV."""
-    tables: list[Table] = []
+    tables: list[Table] = list(overviews(plan, findings))
     models = list(plan.models)
     for name in plan.data_sets:
         for label in (None, *(models if len(models) > 1 else ())):
@@ -163,10 +77,7 @@ def _tables_of(
     whose = label or ("all models" if models > 1 else next(iter(plan.models)))
     title = f"{DATA_SETS[name].title} ({whose})"
     key = name if label is None else f"{name}-{label}"
-    rows = {
-        m: tuple(Cell.of_share(summarize(_row(findings.values(name, m, k)))) for k in metrics)
-        for m in methods
-    }
+    rows = {m: tuple(share(findings.values(name, m, k)) for k in metrics) for m in methods}
     count = len(findings.values(name, methods[0], metrics[0]))
     headings = tuple(_HEADINGS[k] for k in metrics)
     yield Table(key, title, headings, rows, f"{count} prompts.")
@@ -185,19 +96,6 @@ def _tables_of(
         yield from _divided(findings, name, title, methods)
 
 
-def _row(values: Mapping[Job, float]) -> Floats:
-    return np.array(list(values.values()), dtype=np.float64)
-
-
-def difference(findings: Findings, data_set: str, one: str, other: str, metric: str) -> Cell:
-    """Return the paired difference of two methods where both have a value."""
-    first = findings.values(data_set, one, metric)
-    second = findings.values(data_set, other, metric)
-    keys = [key for key in first if key in second]
-    pairs = compare_paired([first[k] for k in keys], [second[k] for k in keys])
-    return Cell.of_difference(pairs)
-
-
 def _divided(findings: Findings, name: str, title: str, methods: Sequence[str]) -> Iterator[Table]:
     """Yield how often the right source is first at every place of so many, or at every length."""
     notes = [each.note for each in findings.observations if each.data_set == name]
@@ -211,9 +109,7 @@ def _divided(findings: Findings, name: str, title: str, methods: Sequence[str]) 
             outside = {} if among is None else {outer: among}
             rows = {
                 m: tuple(
-                    Cell.of_share(
-                        summarize(_row(findings.values(name, m, "first", **outside, **{inner: p})))
-                    )
+                    share(findings.values(name, m, "first", **outside, **{inner: p}))
                     for p in places
                 )
                 for m in methods
@@ -231,7 +127,7 @@ def _costs(plan: BenchPlan, findings: Findings) -> Table:
         own = [each.cost for each in findings.observations if each.method == method]
         if own:
             rows[method] = tuple(
-                Cell(float(np.nanmean([each[k] for each in own] or [math.nan]))) for k in _COSTS
+                Cell(float(np.nanmean([each[k] for each in own] or [math.nan]))) for k in COSTS
             )
     note = (
         "Means over all prompts. Passes: rows forward and calls backward, each counted whole, "
@@ -246,10 +142,8 @@ def _verdict(plan: BenchPlan, findings: Findings) -> Iterator[str]:
     for name in plan.data_sets:
         for method in plan.methods:
             for metric in ("lds", "first", "recall"):
-                if method == DEFAULT or not findings.values(name, DEFAULT, metric):
-                    continue
-                cell = difference(findings, name, method, DEFAULT, metric)
-                if cell.low is not None and cell.low > 0 and (cell.p or 0) < _CLEAR:
+                side, cell = stands(findings, name, method, metric)
+                if side > 0 and cell is not None:
                     ahead.append(
                         f"{method} is ahead of the default on {name} in {_HEADINGS[metric]}: "
                         f"{cell.value:+.2f} ({cell.low:+.2f} … {cell.high:+.2f}), n={cell.n}."
@@ -262,7 +156,7 @@ def _verdict(plan: BenchPlan, findings: Findings) -> Iterator[str]:
             f"{max(values):.2f}, a spread of {max(values) - min(values):.2f}."
         )
     by_length = {
-        length: float(np.mean(_row(findings.values("lengths", DEFAULT, "first", length=length))))
+        length: share(findings.values("lengths", DEFAULT, "first", length=length)).value
         for length in sorted(
             {o.note["length"] for o in findings.observations if "length" in o.note}
         )
@@ -281,7 +175,7 @@ def _place_rates(findings: Findings) -> dict[int, list[float]]:
     for among, place in sorted(notes):
         values = findings.values("positions", DEFAULT, "first", documents=among, place=place)
         if values:
-            rates.setdefault(among, []).append(float(np.mean(_row(values))))
+            rates.setdefault(among, []).append(share(values).value)
     return rates
 
 

@@ -7,6 +7,7 @@ These files need torch, transformers and the peer, and nothing of attnflow.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 _STEPS = 32
 _ABLATIONS = 32
-_ROWS = 8  # variants of a prompt that run at once
+_ROWS = 8  # variants of a prompt that run at once,
+_TOKENS = 4_096  # and fewer of long ones where what they computed is kept
 _EACH = 3  # axes of logits that each position has
 
 
@@ -76,8 +78,10 @@ class Case:
             decoder_ids = torch.cat([torch.full_like(own[:, :1], start), own[:, :-1]], dim=1)
             logits = self.model(input_ids=prompts, decoder_input_ids=decoder_ids).logits
         else:
-            logits = self.model(input_ids=torch.cat([prompts, own], dim=1)).logits
-            logits = logits[:, prompts.shape[1] - 1 : -1]
+            ids, kept = torch.cat([prompts, own], dim=1), own.shape[1] + 1
+            takes = inspect.signature(self.model.forward).parameters
+            few = {"logits_to_keep": kept} if "logits_to_keep" in takes else {}
+            logits = self.model(input_ids=ids, **few).logits[:, -kept:-1]
         predicting = logits.float().log_softmax(-1)
         return predicting.gather(2, own[:, :, None]).sum(dim=(1, 2))
 
@@ -228,7 +232,7 @@ def integrated_gradients(case: Case) -> Tensor:
         ids,
         baselines=torch.full_like(ids, case.blank()),
         n_steps=_STEPS,
-        internal_batch_size=_ROWS,
+        internal_batch_size=max(1, min(_ROWS, _TOKENS // ids.shape[1])),
     )
     return values.sum(-1)[0, : len(case.prompt)]  # the completion's embeddings stay
 
