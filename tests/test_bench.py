@@ -20,6 +20,7 @@ from attnflow import ask
 from attnflow.cli.app import _run
 from attnflow.errors import InputError, MethodError
 from attnflow.evaluation import CompletionPrompt
+from attnflow.explainers.ablation import log_odds
 from attnflow.explainers.sources import strongest
 from attnflow.testing import tiny_decoder, tiny_encoder
 from attnflow_experiments.bench import data, images, run
@@ -35,9 +36,11 @@ from attnflow_experiments.bench.data import DATA_SETS, load_items
 from attnflow_experiments.bench.findings import COSTS, Findings, Observation, gather
 from attnflow_experiments.bench.methods import Peer, as_request, find_method, run_here
 from attnflow_experiments.bench.overview import write_sheets
+from attnflow_experiments.bench.peers.functions import Case
 from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.bench.run import run_bench
 from attnflow_experiments.bench.tables import bench_report, write_page
+from attnflow_experiments.options import load_on
 from torture_bench import figures, kills, make_plan, save_tiny_model
 
 MINE = """
@@ -185,6 +188,29 @@ def test_words_of_a_model_that_writes_are_replaced() -> None:
         entry = data.BenchItem("x", prompt=CompletionPrompt("the keys to the key"), blank=blank)
         ablation = prepare_item(loaded, entry, 0).case.ablation
         assert (ablation.by, ablation.blank) == ("replace", token)
+
+
+def test_methods_that_run_again_blank_words_as_the_judge_does() -> None:
+    entry = data.BenchItem("x", prompt=CompletionPrompt("the keys to the key"), blank="unk")
+    item = prepare_item(tiny_decoder(), entry, 0)
+    scores, _ = run_here(find_method("leave-one-out"), item.case)
+    alone = [(k,) for k in range(len(item.case.sources))]
+    whole, *without = log_odds(Responses(item)([(), *alone]))
+    np.testing.assert_allclose(scores, whole - np.array(without), atol=1e-4)
+
+
+def test_peers_blank_only_what_is_a_source(folder: Path) -> None:
+    entry = load_items("text", folder / "data", "development", 1)[0]
+    item = prepare_item(load_on("cpu", str(folder / "model")), entry, 0)
+    case = Case(item.case.model.module, item.case.model.tokenizer, as_request(item.case))
+    (blanked,) = case.blanked().tolist()
+    changed = {k for k, (a, b) in enumerate(zip(case.prompt, blanked, strict=True)) if a != b}
+    assert 0 < len(changed) < len(case.prompt)
+    assert changed <= {k for own in case.sources for k in own}
+    prompts = torch.tensor([case.prompt, blanked])
+    with torch.no_grad():
+        expected = log_odds(case.log_prob(prompts).double().numpy())
+        np.testing.assert_allclose(case.log_odds(prompts).numpy(), expected, rtol=1e-6)
 
 
 def test_a_run_is_written_resumed_and_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

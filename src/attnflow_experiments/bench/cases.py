@@ -34,7 +34,7 @@ from attnflow.hosts.model import Model
 from attnflow.tokens.documents import named_documents
 from attnflow.tokens.units import CharSpan
 from attnflow_experiments.bench.data import BenchItem
-from attnflow_experiments.bench.texts import blank_of, text_case
+from attnflow_experiments.bench.texts import BlankedCase, blank_of, text_case
 
 Floats = NDArray[np.float64]
 ChosenSources = tuple[int, ...]
@@ -94,7 +94,8 @@ def prepare_item(model: Model, item: BenchItem, seed: int) -> PreparedItem:
         blank = blank_of(model, item.blank == "mask")[1]
         ablation = replace(ablation, by="replace", blank=blank)
     sources = Sources(sources.names, sources.positions, len(ids), sources.level, sources.groups)
-    return _several(PreparedItem(CompletionCase(model, ablation, sources, seed), right, answer))
+    kind = CompletionCase if item.blank == "hide" else BlankedCase
+    return _several(PreparedItem(kind(model, ablation, sources, seed), right, answer))
 
 
 def _several(item: PreparedItem) -> PreparedItem:

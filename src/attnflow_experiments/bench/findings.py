@@ -36,7 +36,7 @@ class Findings:
     """All observations of a run, and why methods could not be run where they could not."""
 
     observations: Sequence[Observation]
-    refused: Mapping[tuple[str, str], str]
+    refused: Mapping[tuple[str, ...], str]
     training: Sequence[str] = ()
 
     def values(self, data_set: str, method: str, metric: str, **note: int) -> dict[Job, float]:
@@ -59,7 +59,7 @@ class Findings:
 def gather(plan: BenchPlan) -> Findings:
     """Read every journal of a plan, and score what it holds."""
     observations: list[Observation] = []
-    refused: dict[tuple[str, str], str] = {}
+    refused: dict[tuple[str, ...], str] = {}
     training = []
     for (model, data_set), records in read_jobs(plan).items():
         for record in records.values():
@@ -72,7 +72,8 @@ def gather(plan: BenchPlan) -> Findings:
             if method is None or method not in plan.methods:
                 continue
             if "refused" in record:
-                refused[(method, data_set)] = record["refused"]
+                where = (data_set, model) if len(plan.models) > 1 else (data_set,)
+                refused[(method, *where)] = record["refused"]
                 continue
             reference = records[record_name(record["item"], REFERENCE)]
             observations.append(_observe(model, data_set, record, reference))

@@ -44,14 +44,15 @@ def bench_report(plan: BenchPlan, findings: Findings) -> Report:
             own = findings if label is None else findings.of_model(label)
             tables += _tables_of(plan, own, name, label, len(models))
     tables.append(_costs(plan, findings))
-    missing = [f"{method} on {data}: {why}" for (method, data), why in findings.refused.items()]
+    missing = [f"{' on '.join(key)}: {why}" for key, why in findings.refused.items()]
     missing += [f"{method}: {why}." for method, why in NOT_RUN.items()]
     return Report(
         name="bench",
         title=f"The bench: {len(plan.methods)} methods, {', '.join(models)}, {plan.part}",
         protocol=(
             "Each method gives a score for each source (a word, a sentence, a document). Sources "
-            "are taken away by hiding their keys from every query in every layer.",
+            "are taken away by hiding their keys from every query in every layer; words of texts "
+            "by a token in their place.",
             "LDS: Spearman, over ablations, of the kept sources' summed scores and the log odds of "
             "the answer. Drop: log odds lost without the strongest (three words, or as many as "
             "support the answer). Hold: log odds gained by them alone over no source. AOPC: the "
@@ -78,7 +79,8 @@ def _tables_of(
     title = f"{DATA_SETS[name].title} ({whose})"
     key = name if label is None else f"{name}-{label}"
     rows = {m: tuple(share(findings.values(name, m, k)) for k in metrics) for m in methods}
-    count = len(findings.values(name, methods[0], metrics[0]))
+    counts = sorted({len(findings.values(name, m, metrics[0])) for m in methods})
+    count = f"{counts[-1]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     headings = tuple(_HEADINGS[k] for k in metrics)
     yield Table(key, title, headings, rows, f"{count} prompts.")
     if label is None and DEFAULT in methods:

@@ -83,7 +83,16 @@ class TextAblation:
 
 
 @dataclass(frozen=True, eq=False)
-class TextCase(CompletionCase):
+class BlankedCase(CompletionCase):
+    """A text whose words are blanked; rerun methods blank them as the judge does."""
+
+    def measured(self, method: RerunMethod) -> Attribution:
+        """Return what a rerun method gives by blanking words."""
+        return measure(method, self.ablation, self.sources)
+
+
+@dataclass(frozen=True, eq=False)
+class TextCase(BlankedCase):
     """A text with the class that a model gives it, as a ranking gets it."""
 
     text: str = ""
@@ -92,10 +101,6 @@ class TextCase(CompletionCase):
         """Return the row that the answer is read from, at the highest layer."""
         trace = capture(self.model, self.text, methods=[method])
         return answer_rows(method, trace, layers=-1)
-
-    def measured(self, method: RerunMethod) -> Attribution:
-        """Return what a rerun method gives by blanking words."""
-        return measure(method, self.ablation, self.sources)
 
 
 def text_case(model: Model, text: str, masked: bool, seed: int) -> tuple[TextCase, str]:

@@ -85,12 +85,22 @@ class Case:
         predicting = logits.float().log_softmax(-1)
         return predicting.gather(2, own[:, :, None]).sum(dim=(1, 2))
 
+    def log_odds(self, prompts: Tensor) -> Tensor:
+        """The same as log odds, which a sure answer still moves; our own reruns have them, too."""
+        log_prob = self.log_prob(prompts).double()
+        return log_prob - torch.log((-torch.expm1(log_prob)).clamp_min(1e-12))
+
     def blank(self) -> int:
         """The token that was told, or a space or the unknown one, in the place of what is left."""
         if self._blank is not None:
             return self._blank
         space = self.tokenizer(" ", add_special_tokens=False)["input_ids"]
         return int(space[0] if len(space) == 1 else self.tokenizer.unk_token_id or 0)
+
+    def blanked(self) -> Tensor:
+        """(1, prompt): the prompt with every source blanked, and what is no source as it is."""
+        ids = torch.tensor([self.prompt], device=self.device)
+        return torch.where(self.groups() < len(self.sources), self.blank(), ids)
 
     def groups(self) -> Tensor:
         """(1, prompt): the source of each token; what is no source is one more."""
@@ -225,12 +235,13 @@ def context_cite(case: Case) -> Any:
 
 
 def integrated_gradients(case: Case) -> Tensor:
-    """captum's integrated gradients of the log-probability, from the blank token's embedding."""
+    """captum's integrated gradients of the log odds, from the blank token's embedding."""
     method = importlib.import_module("captum.attr").LayerIntegratedGradients
     ids = torch.tensor([case.prompt], device=case.device)
-    values = method(case.log_prob, case.model.get_input_embeddings()).attribute(
+    reads = case.model.get_encoder() if case.model.config.is_encoder_decoder else case.model
+    values = method(case.log_odds, reads.get_input_embeddings()).attribute(
         ids,
-        baselines=torch.full_like(ids, case.blank()),
+        baselines=case.blanked(),
         n_steps=_STEPS,
         internal_batch_size=max(1, min(_ROWS, _TOKENS // ids.shape[1])),
     )
@@ -250,9 +261,9 @@ def feature_ablation(case: Case) -> Tensor:
 def _by_sources(case: Case, name: str, **options: Any) -> Tensor:
     method = getattr(importlib.import_module("captum.attr"), name)
     with torch.no_grad():
-        values = method(case.log_prob).attribute(
+        values = method(case.log_odds).attribute(
             torch.tensor([case.prompt], device=case.device),
-            baselines=case.blank(),
+            baselines=case.blanked(),
             feature_mask=case.groups(),
             perturbations_per_eval=_ROWS,
             **options,
