@@ -425,6 +425,8 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert "squad" in str(result.exception)
     result = invoke(app, ["--method", "gimm", "--output", str(tmp_path)])
     assert "Peers are" in str(result.exception)
+    result = invoke(app, ["--data-set", "grid", "--method", "gradcam", "--output", str(tmp_path)])
+    assert "grad-cam" in str(result.exception)
     assert labelled(["a=x/y", "z/b"]) == {"a": "x/y", "b": "z/b"}
     with pytest.raises(InputError, match="same label"):
         labelled(["x/b", "y/b"])

@@ -325,4 +325,8 @@ def check_photo_methods(names: Sequence[str]) -> None:
     """Raise on a name that is no method for photos."""
     for name in names:
         if name not in PHOTO_METHODS:
-            make_method(name)
+            try:
+                make_method(name)
+            except AttnflowError as error:
+                others = ", ".join(PHOTO_METHODS)
+                raise InputError(f"--method {name}: {error} For photos: {others}.") from error
