@@ -278,7 +278,7 @@ def test_one_table_has_every_method_data_set_and_model(tmp_path: Path) -> None:
     (path,) = write_sheets(plan, findings, tmp_path)
     rows = path.read_text(encoding="utf-8").splitlines()
     assert rows[:2] == ["method,text,squad", "prompts,40,40"]
-    assert rows[2:] == ["default,.50,.50", "random,.80 ▲,.10 ▼"]
+    assert rows[2:] == ["default,.50,.50", "random,.80▲,.10▼"]
 
 
 def test_kills_lose_and_double_nothing(folder: Path) -> None:

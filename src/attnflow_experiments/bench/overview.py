@@ -82,4 +82,4 @@ def _marked(findings: Findings, data_set: str, method: str, metric: str) -> str:
     if not values:
         return ""
     side, _ = stands(findings, data_set, method, metric)
-    return decimals(share(values).value) + {1: " ▲", 0: "", -1: " ▼"}[side]
+    return decimals(share(values).value).replace("-", "−") + {1: "▲", 0: "", -1: "▼"}[side]
