@@ -78,6 +78,7 @@ def small_writer() -> Model:
     ids = tokenizer.convert_tokens_to_ids
     module.generation_config.sequence_bias = [
         *([[ids(word), ids(following)], 100.0] for word, following in WRITTEN.items()),
+        [[ids("Russia")], -50.0],  # once: a page asks for it by its name
         *([[ids(sign)], -100.0] for sign in ("</s>", "<unk>", "<pad>")),
     ]
     return Model(module, tokenizer)

@@ -78,10 +78,10 @@ class Case:
             decoder_ids = torch.cat([torch.full_like(own[:, :1], start), own[:, :-1]], dim=1)
             logits = self.model(input_ids=prompts, decoder_input_ids=decoder_ids).logits
         else:
-            ids, kept = torch.cat([prompts, own], dim=1), own.shape[1] + 1
+            ids, places = torch.cat([prompts, own], dim=1), own.shape[1] + 1
             takes = inspect.signature(self.model.forward).parameters
-            few = {"logits_to_keep": kept} if "logits_to_keep" in takes else {}
-            logits = self.model(input_ids=ids, **few).logits[:, -kept:-1]
+            few = {"logits_to_keep": places} if "logits_to_keep" in takes else {}
+            logits = self.model(input_ids=ids, **few).logits[:, -places:-1]
         predicting = logits.float().log_softmax(-1)
         return predicting.gather(2, own[:, :, None]).sum(dim=(1, 2))
 
