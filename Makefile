@@ -69,7 +69,6 @@ bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output out/bench
 	$(BIN)/python benchmarks/gpu_balanced.py --output out/bench
 	$(BIN)/python benchmarks/gpu_citations.py --output out/bench
-	$(BIN)/python benchmarks/gpu_generation.py --output out/bench
 
 # Peers of `attnflow bench --peers $(VENV)/peers`, each with its packages in a folder of its own, which
 # goes before ours in the process that runs it. Packages that only other parts of them import are left.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,11 @@ def test_one_table_has_every_method_data_set_and_model(tmp_path: Path) -> None:
     rows = path.read_text(encoding="utf-8").splitlines()
     assert rows[:2] == ["method,text,squad", "prompts,40,40"]
     assert rows[2:] == ["default,.50,.50", "random,.80▲,.10▼"]
+    alone = replace(plan, methods=["random"])
+    findings = Findings([each for each in observations if each.method == "random"], {})
+    assert "ahead" in bench_report(alone, findings).findings[0]  # of a default that did not run
+    (path,) = write_sheets(alone, findings, tmp_path)
+    assert path.read_text(encoding="utf-8").splitlines()[2:] == ["random,.80,.10"]
 
 
 def test_kills_lose_and_double_nothing(folder: Path) -> None:
@@ -427,6 +433,8 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert "Peers are" in str(result.exception)
     result = invoke(app, ["--data-set", "grid", "--method", "gradcam", "--output", str(tmp_path)])
     assert "grad-cam" in str(result.exception)
+    result = invoke(app, ["--peers", str(tmp_path / "no"), "--output", str(tmp_path)])
+    assert "make bench-peers" in str(result.exception)
     assert labelled(["a=x/y", "z/b"]) == {"a": "x/y", "b": "z/b"}
     with pytest.raises(InputError, match="same label"):
         labelled(["x/b", "y/b"])

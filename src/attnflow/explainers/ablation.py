@@ -162,11 +162,11 @@ class CompletionAblation:
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
         new = 0 if self._passes.has_prompt else len(self.prompt_ids)  # tokens, to cache them
-        saved = sum(map(self._begin, variants)) - new
+        saved = sum(map(self._runs_from, variants)) - new
         cached = saved > 0 and self.takes_prefix_from_cache
         for batch in self._batches(variants, cached):
             members = [variants[k] for k in batch]
-            start = min(map(self._begin, members)) if cached else None
+            start = min(map(self._runs_from, members)) if cached else None
             for k, row in zip(batch, self._passes.forward(members, start), strict=True):
                 rows[distinct[k]] = row
             tell("ablation", len(rows), len(distinct))
@@ -314,7 +314,7 @@ class CompletionAblation:
         at = 0
         while at < len(order):
             lead = variants[order[at]]
-            tokens = len(lead.ids) - (self._begin(lead) if cached else 0)
+            tokens = len(lead.ids) - (self._runs_from(lead) if cached else 0)
             batch = [
                 k
                 for k in order[at : at + max(1, budget // tokens)]
@@ -323,7 +323,7 @@ class CompletionAblation:
             yield batch
             at += len(batch)
 
-    def _begin(self, variant: Variant) -> int:
+    def _runs_from(self, variant: Variant) -> int:
         """Return the position to run from: 0 where the end of a long text is much of it.
 
         Torch's kernels read a whole text without a mask, and half of its pairs; the end alone takes

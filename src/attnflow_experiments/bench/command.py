@@ -103,6 +103,8 @@ def bench(
 
     if data is not None and not data.is_dir():
         raise InputError(f"--data {str(data)!r} is not a folder.")
+    if peers is not None and not peers.is_dir():
+        raise InputError(f"--peers {str(peers)!r} is not a folder; `make bench-peers` makes one.")
     usual = [name for name, each in DATA_SETS.items() if each.kind == "prompts"]
     kind = DATA_SETS[data_set[0]].kind if data_set and data_set[0] in DATA_SETS else "prompts"
     methods = {

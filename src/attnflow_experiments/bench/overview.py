@@ -52,7 +52,7 @@ def write_sheets(plan: BenchPlan, findings: Findings, folder: Path) -> list[Path
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["method", *names])
-        counts = [len(findings.values(name, DEFAULT, metric)) for name in names]
+        counts = [max(len(findings.values(n, m, metric)) for m in plan.methods) for n in names]
         writer.writerow(["prompts", *counts])
         for method in plan.methods:
             cells = [_marked(findings, name, method, metric) for name in names]
@@ -65,7 +65,8 @@ def write_sheets(plan: BenchPlan, findings: Findings, folder: Path) -> list[Path
 
 def stands(findings: Findings, data_set: str, method: str, metric: str) -> tuple[int, Cell | None]:
     """Return 1 where a method is ahead of the default by more than its interval, −1 if behind."""
-    if method == DEFAULT or not findings.values(data_set, method, metric):
+    both = (method, DEFAULT)
+    if method == DEFAULT or not all(findings.values(data_set, each, metric) for each in both):
         return 0, None
     cell = difference(findings, data_set, method, DEFAULT, metric)
     if cell.low is None or cell.high is None or (cell.p or 0) >= _CLEAR:
@@ -74,7 +75,11 @@ def stands(findings: Findings, data_set: str, method: str, metric: str) -> tuple
 
 
 def _data_sets(plan: BenchPlan, findings: Findings, metric: str) -> list[str]:
-    return [name for name in plan.data_sets if findings.values(name, DEFAULT, metric)]
+    return [
+        name
+        for name in plan.data_sets
+        if any(findings.values(name, method, metric) for method in plan.methods)
+    ]
 
 
 def _marked(findings: Findings, data_set: str, method: str, metric: str) -> str:
