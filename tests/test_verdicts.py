@@ -13,9 +13,10 @@ import pytest
 from attnflow import Attribution, Raw, Tokens
 from attnflow.attribution.verdict import Verdict, support_of, telling
 from attnflow.errors import InputError
-from attnflow.explainers import answer_checks, verdicts
+from attnflow.explainers import answer_checks, rereading, verdicts
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
+from attnflow.explainers.rereading import Reading
 from attnflow.tokens.units import Unit
 
 PLACES = {"a.txt": range(2), "b.txt": range(2, 4), "c.txt": range(4, 6)}
@@ -59,9 +60,11 @@ def judge(
         },
     )  # fmt: skip
     model = KnownModel(rule, is_told)
-    monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: model)
+    monkeypatch.setattr(rereading, "ablate", lambda *_, **__: model)
     loaded: Any = SimpleNamespace(tokenizer=None, calibration=None)
-    (verdict,), _ = verdicts.judge_statements(result, loaded, Completion(Prompt([0] * 6), [7]))
+    (verdict,), _ = verdicts.judge_statements(
+        result, loaded, Reading(result, loaded, Completion(Prompt([0] * 6), [7]))
+    )
     assert verdict is not None
     return verdict, model.sets
 
@@ -176,10 +179,12 @@ def test_the_word_that_is_told_is_one_that_is_lost(monkeypatch: pytest.MonkeyPat
         },
     )  # fmt: skip
     words = [Unit("Tuesday", (0, 7), (0,)), Unit("9", (8, 9), (1,))]
-    monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: TwoWords(lambda _: 0.0))
+    monkeypatch.setattr(rereading, "ablate", lambda *_, **__: TwoWords(lambda _: 0.0))
     monkeypatch.setattr(verdicts, "_new_words", lambda *_: words)
     loaded: Any = SimpleNamespace(tokenizer=None, calibration=None)
-    (verdict,), _ = verdicts.judge_statements(result, loaded, Completion(Prompt([0] * 6), [7, 8]))
+    (verdict,), _ = verdicts.judge_statements(
+        result, loaded, Reading(result, loaded, Completion(Prompt([0] * 6), [7, 8]))
+    )
     assert verdict is not None
     assert (verdict.claim, verdict.word) == ("rests on a.txt, sentence 1", "9")
     assert (verdict.log_prob, verdict.without) == (-0.5, -3.0)
@@ -228,7 +233,7 @@ def test_words_are_hidden_for_good_where_hiding_them_from_the_answer_does_not_te
         Tokens(tuple("abcdef")), Raw(), provenance={"log_probs": [-0.1]},
     )  # fmt: skip
     ablation = HalfHidden(beside, for_good)
-    monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: ablation)
+    monkeypatch.setattr(rereading, "ablate", lambda *_, **__: ablation)
     loaded: Any = SimpleNamespace(tokenizer=None, facts=SimpleNamespace(encoder_decoder=False))
     verdict = answer_checks.judge_completion(result, loaded, Completion(Prompt([0] * 6), [7]))
     assert verdict is not None

@@ -248,7 +248,10 @@ def _row_means(result: Attribution, change: Callable[[Values], Values]) -> dict[
     return {name: change(arrays[name]) for name in _ROW_ARRAYS if name in arrays}
 
 
+MEASURED = "measure_parts()"
+"""The step by which documents, or sentences, have the shares that reading again measured."""
 _STEPS = {
+    MEASURED: "documents measured",
     "merge_words()": "words merged",
     "mean_over_layers()": "mean of layers",
     "normalize('sum')": "as shares of the row",

@@ -29,8 +29,9 @@ from attnflow.errors import AttnflowError, ModelError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.explainers.answer_rows import answer_row, as_one
 from attnflow.explainers.request import Completion
+from attnflow.explainers.rereading import Reading
 from attnflow.explainers.sources import Sources, strongest
-from attnflow.explainers.verdicts import MOST_HIDDEN, Reading, readable
+from attnflow.explainers.verdicts import MOST_HIDDEN, readable
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.capture import batch_of
 from attnflow.hosts.images import cover_patches, filling_of, image_of

@@ -39,7 +39,7 @@ from attnflow.explainers.questions import (
     uses_chat,
     write_answer,
 )
-from attnflow.explainers.verdicts import judge_statements
+from attnflow.explainers.verdicts import check_statements
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import in_step
@@ -288,10 +288,7 @@ def read_answer(
         notes["stop"] = answer.stop
     result = replace(result, provenance={**result.provenance, **notes})
     if check:
-        verdicts, likely = judge_statements(result, model, completion)
-        return replace(
-            result, verdicts=verdicts, provenance={**result.provenance, LOG_PROBS: likely}
-        )
+        return check_statements(result, model, completion, applied)
     if LOG_PROBS not in result.provenance:
         ablation = ablate(model, prompt.ids, answer.ids, by=None, keys=completion.keys)
         likely = ablation.token_log_probs([()])[0].tolist()

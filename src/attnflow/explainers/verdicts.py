@@ -9,7 +9,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import (
@@ -30,10 +29,12 @@ from attnflow.attribution.verdict import (
     takes_away,
     telling,
 )
-from attnflow.explainers.ablation import ablate
+from attnflow.explainers.defaults import measures_documents
 from attnflow.explainers.request import Completion
+from attnflow.explainers.rereading import Reading, measure_documents
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
+from attnflow.methods import Method
 from attnflow.tokens import Tokens
 from attnflow.tokens.units import Unit, split_units
 
@@ -43,45 +44,23 @@ _MOST_TELLING = 3  # words of a statement
 _SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 
 
-class Reading:
-    """Log-probabilities of an answer's statements, without some positions of its prompt."""
+def check_statements(
+    result: Attribution, model: Model, completion: Completion, method: Method
+) -> Attribution:
+    """Return an answer over documents with what they are worth to it, and with verdicts.
 
-    def __init__(self, result: Attribution, model: Model, completion: Completion) -> None:
-        ids, known = completion.ids, result.provenance.get(LOG_PROBS) or ()
-        known = known if len(known) == len(ids) else ()
-        self.ablation = ablate(
-            model, completion.prompt.ids, ids, by=None, keys=completion.keys, known=known
-        )
-        self.rows: dict[frozenset[int], NDArray[np.float64]] = {}
-        self.ends: dict[frozenset[int], NDArray[np.float64]] = {}
-        if known:
-            self.rows[frozenset()] = np.array(known)
-
-    def read(self, sets: Sequence[frozenset[int]]) -> None:
-        """Run what is not known yet, all of it in few passes."""
-        new = [each for each in dict.fromkeys(sets) if each not in self.rows]
-        if new:
-            log_probs = self.ablation.token_log_probs([sorted(each) for each in new])
-            self.rows.update(zip(new, log_probs, strict=True))
-
-    def read_ends(self, sets: Sequence[frozenset[int]], start: int) -> None:
-        """Run the same, hidden only from `start` on, which is cheap: what stands between has read
-        what is hidden, so that less may be lost than for good.
-        """
-        new = [each for each in dict.fromkeys(sets) if each not in self.ends]
-        log_probs = self.ablation.log_probs_beside([sorted(each) for each in new], start)
-        self.ends.update(zip(new, log_probs, strict=True))
-        if not self.ablation.hides_beside:  # where they were hidden for good
-            self.rows.update(zip(new, log_probs, strict=True))
-
-    def of(self, tokens: Sequence[int], hidden: frozenset[int], *, ends: bool = False) -> float:
-        """Return the log-probability of some tokens; `ends`: hidden from the end only."""
-        row = (self.ends if ends else self.rows)[hidden]
-        return float(np.minimum(row[list(tokens)], 0.0).sum())
+    It says how likely each token is to the model, too. method: what explained the answer.
+    """
+    reading = Reading(result, model, completion)
+    if measures_documents(method):
+        result = measure_documents(result, reading)
+    verdicts, likely = judge_statements(result, model, reading)
+    provenance = {**result.provenance, LOG_PROBS: likely}
+    return replace(result, verdicts=verdicts, provenance=provenance)
 
 
 def judge_statements(
-    result: Attribution, model: Model, completion: Completion
+    result: Attribution, model: Model, reading: Reading
 ) -> tuple[tuple[Verdict | None, ...], list[float]]:
     """Return a verdict for each statement of an answer over documents, None where none is named,
     and the log-probability of each token of it.
@@ -94,7 +73,7 @@ def judge_statements(
     only where that does not decide the sentence is, each of the strongest documents that the
     answer reads from, and what these leave open. A round hides what all statements ask for.
     """
-    reading = Reading(result, model, completion)
+    completion = reading.completion
     passages = passages_of(result)
     every = frozenset(p for each in passages for p in positions_of(result, each.columns))
     reading.read([frozenset(), every])  # the prompt is read once for all

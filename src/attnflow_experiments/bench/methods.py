@@ -25,14 +25,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import attnflow_experiments
+from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, STATEMENTS, statements_of
 from attnflow.errors import AttnflowError, InputError, MethodError
 from attnflow.evaluation.subjects.rankings import CompletionCase, Ranking, named_rankings
 from attnflow.explainers.completions import read_completion
-from attnflow.explainers.defaults import default_method
+from attnflow.explainers.defaults import default_method, measures_documents
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
-from attnflow.explainers.verdicts import judge_statements
+from attnflow.explainers.rereading import Reading, measure_documents
+from attnflow.explainers.verdicts import check_statements
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.restore import at_rest
 from attnflow.methods import make_method
@@ -126,12 +128,35 @@ def position(case: CompletionCase) -> Floats:
     return np.arange(len(case.sources), dtype=np.float64)
 
 
+def default(case: CompletionCase) -> Attribution:
+    """What explains when nothing is asked for; documents, and sentences of one, as `ask` does."""
+    method = default_method(case.model)
+    if case.sources.level not in ("document", "sentence"):
+        return case.attribution(method)
+    completion, result = _over_documents(case)
+    if not measures_documents(method):
+        return result
+    return measure_documents(result, Reading(result, case.model, completion))
+
+
 def checked(case: CompletionCase) -> Floats:
     """The default with its documents in the order that `ask` gives them after its check."""
     sources = case.sources
     if sources.level != "document":
         raise MethodError("`ask` checks documents; words and sentences are not ranked again.")
-    completion = Completion(Prompt(case.prompt_ids), case.completion_ids)
+    completion, result = _over_documents(case)
+    result = check_statements(result, case.model, completion, default_method(case.model))
+    scores = sources.scores(result)
+    first = [each.passage for each in statements_of(result)[0].sources]
+    order = first + [k for k in np.argsort(-scores, kind="stable").tolist() if k not in first]
+    in_order = np.empty_like(scores)
+    in_order[order] = np.sort(scores)[::-1]
+    return in_order
+
+
+def _over_documents(case: CompletionCase) -> tuple[Completion, Attribution]:
+    """Return the completion, and what one pass says, as `ask` notes both: sources are documents."""
+    sources, completion = case.sources, Completion(Prompt(case.prompt_ids), case.completion_ids)
     count = len(completion.ids)
     result = read_completion(case.model, completion, default_method(case.model), [slice(0, count)])
     column = {place: k for k, place in enumerate(result.sources.positions)}
@@ -140,15 +165,7 @@ def checked(case: CompletionCase) -> Floats:
         columns = [column[place] for place in positions if place in column]
         marks.append([name, columns[0], columns[-1] + 1])
     noted = {DOCUMENTS: marks, STATEMENTS: [[0, count, 0, "the answer"]]}
-    result = replace(result, provenance={**result.provenance, **noted})
-    verdicts, _ = judge_statements(result, case.model, completion)
-    ranked = statements_of(replace(result, verdicts=verdicts))[0].sources
-    scores = sources.scores(result)
-    first = [each.passage for each in ranked]
-    order = first + [k for k in np.argsort(-scores, kind="stable").tolist() if k not in first]
-    in_order = np.empty_like(scores)
-    in_order[order] = np.sort(scores)[::-1]
-    return in_order
+    return completion, replace(result, provenance={**result.provenance, **noted})
 
 
 def flow(case: CompletionCase) -> Any:
@@ -161,6 +178,7 @@ def flow(case: CompletionCase) -> Any:
 _FUNCTIONS: dict[str, Ranking] = {
     "arc-jsd": arc_jsd,
     "checked": checked,
+    DEFAULT: default,
     "position": position,
     "flow": flow,
     "last-layer-attention": lambda case: named_rankings(["raw"])["raw"](case),

@@ -27,7 +27,7 @@ from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import first_line, question_prompt, uses_chat
 from attnflow.explainers.request import Completion, completion_ids
 from attnflow.explainers.sources import Sources
-from attnflow.explainers.verdicts import judge_statements
+from attnflow.explainers.verdicts import check_statements
 from attnflow.explainers.writer import write_texts
 from attnflow.hosts.model import Model
 from attnflow.methods import Method, RerunMethod, make_method
@@ -133,8 +133,8 @@ class AnswerReading:
         first, end, _ = self.target.indices(len(self.ids))
         noted = {**result.provenance, STATEMENTS: [[first, end, 0, self.text]]}
         result = replace(result, provenance=noted)
-        verdicts, _ = judge_statements(result, self.model, completion)
-        return statements_of(replace(result, verdicts=verdicts))[0].sources
+        checked = check_statements(result, self.model, completion, method)
+        return statements_of(checked)[0].sources
 
     def most_needed(self) -> int:
         """Return the document whose hiding costs the target most."""

@@ -118,6 +118,8 @@ def answer(peer: str, model: Any, tokenizer: Any, entry: dict[str, Any]) -> dict
     scores = np.asarray(values, dtype=np.float64).tolist()
     with torch.no_grad():
         log_prob = float(case.log_prob(torch.tensor([case.prompt], device=case.device)))
+    if case.device.type == "cuda":
+        torch.cuda.empty_cache()  # for the other processes on it
     cost = {"passes": meter.passes, "seconds": meter.seconds, "memory": meter.memory}
     return {"scores": scores, "log_prob": log_prob, **cost}
 
