@@ -249,9 +249,9 @@ def _row_means(result: Attribution, change: Callable[[Values], Values]) -> dict[
 
 
 MEASURED = "measure_parts()"
-"""The step by which documents, or sentences, have the shares that reading again measured."""
+"""The step that joins what reading again without each document measures to their shares."""
 _STEPS = {
-    MEASURED: "documents measured",
+    MEASURED: "documents measured, too",
     "merge_words()": "words merged",
     "mean_over_layers()": "mean of layers",
     "normalize('sum')": "as shares of the row",

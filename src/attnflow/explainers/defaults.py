@@ -76,10 +76,10 @@ def default_method(model: Model, **parts: bool) -> Method:
 
 
 def measures_documents(method: Method) -> bool:
-    """Return whether documents have the shares that hiding them from the answer measures.
+    """Return whether what hiding documents from the answer measures is joined to their shares.
 
-    That is so of what explains answers by default: LDS of documents .79 where the gradients alone
-    have .57, the right one first in .90 and .83 (development, docs/evidence.md).
+    That is so of what explains answers by default: LDS of documents .74, by gradients alone .58
+    (development, docs/evidence.md).
     """
     kinds = ("answer of a causal language model", "citations of a causal language model")
     return method in [DEFAULTS[kind] for kind in kinds]
