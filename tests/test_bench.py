@@ -24,7 +24,7 @@ from attnflow.evaluation import CompletionPrompt
 from attnflow.explainers.ablation import log_odds
 from attnflow.explainers.sources import strongest
 from attnflow.testing import tiny_decoder, tiny_encoder
-from attnflow_experiments.bench import data, images, run
+from attnflow_experiments.bench import data, images, prompts
 from attnflow_experiments.bench.cases import (
     Responses,
     measure_sets,
@@ -41,6 +41,7 @@ from attnflow_experiments.bench.peers.functions import Case
 from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.bench.run import run_bench
 from attnflow_experiments.bench.tables import bench_report, write_page
+from attnflow_experiments.journal import append_record
 from attnflow_experiments.options import load_on
 from torture_bench import figures, kills, make_plan, save_tiny_model
 
@@ -144,7 +145,7 @@ def test_the_right_passage_stands_at_every_place(folder: Path) -> None:
 
 def test_what_ablations_say_is_asked_once(folder: Path) -> None:
     plan = make_plan(folder)
-    judge = run.PromptJudge(plan, "tiny", "text")
+    judge = prompts.PromptJudge(plan, "tiny", "text")
     item = prepare_item(judge.model, load_items("text", plan.data, "development", 1)[0], 0)
     responses = Responses(item)
     first = responses([(), (1,), (2, 0)])
@@ -227,7 +228,7 @@ def test_a_run_is_written_resumed_and_shown(folder: Path, monkeypatch: pytest.Mo
     )
     run_bench(plan)
     files = {path: path.read_bytes() for path in (folder / "shown/journal").iterdir()}
-    monkeypatch.setattr(run, "load_on", None)  # a run that is done needs no model
+    monkeypatch.setattr(prompts, "load_on", None)  # a run that is done needs no model
     run_bench(plan)
     assert {path: path.read_bytes() for path in files} == files
     report = bench_report(plan, gather(plan))
@@ -293,9 +294,27 @@ def test_kills_lose_and_double_nothing(folder: Path) -> None:
     assert kills(3, 0, folder) == (3, [])
 
 
+def test_processes_take_an_item_each(folder: Path) -> None:
+    """Three of the first four count, as one is left out; they are the same from any process."""
+    output, plain = folder / "together", make_plan(folder, samples=3, output=folder / "plain")
+    run_bench(plain)
+    plan = make_plan(folder, samples=3, output=output, processes=2)
+    first = prompts.PromptJudge(plan, "tiny", "text").names()[0]
+    left_out = {"name": f"{first} | reference", "item": first, "left_out": "it is too long"}
+    append_record(plan.journal("tiny", "text"), left_out)
+    run_bench(plan)
+    together, alone = figures(plan), figures(plain)
+    assert together[left_out["name"]] == left_out
+    items = {record["item"] for record in together.values()}
+    assert len(items) == 4
+    same = [name for name in together if name in alone and not name.startswith(first)]
+    assert len(same) == 2 * (1 + len(plan.methods))
+    assert all(together[name] == alone[name] for name in same)
+
+
 def test_a_method_comes_from_a_file(folder: Path) -> None:
     (folder / "mine.py").write_text(MINE, encoding="utf-8")
-    judge = run.PromptJudge(make_plan(folder), "tiny", "text")
+    judge = prompts.PromptJudge(make_plan(folder), "tiny", "text")
     case = judge._prepare(judge.names()[0]).case
     scores, cost = run_here(find_method(f"{folder / 'mine.py'}:longest"), case)
     assert scores.tolist() == [len(name) for name in case.sources.names]
@@ -307,7 +326,7 @@ def test_a_method_comes_from_a_file(folder: Path) -> None:
 
 
 def test_checked_has_the_order_that_ask_gives(folder: Path) -> None:
-    judge = run.PromptJudge(make_plan(folder), "tiny", "squad")
+    judge = prompts.PromptJudge(make_plan(folder), "tiny", "squad")
     moved = 0
     for name in judge.names()[:4]:
         item, question = judge._prepare(name), judge._items[name].question
@@ -320,13 +339,13 @@ def test_checked_has_the_order_that_ask_gives(folder: Path) -> None:
         assert list(strongest(scores, len(order))) == order
         moved += order[0] != int(np.argmax(run_here(find_method("default"), item.case)[0]))
     assert moved
-    words = run.PromptJudge(make_plan(folder), "tiny", "text")
+    words = prompts.PromptJudge(make_plan(folder), "tiny", "text")
     with pytest.raises(MethodError, match="checks documents"):
         find_method("checked")(words._prepare(words.names()[0]).case)
 
 
 def test_arc_jsd_is_the_divergence_of_two_distributions(folder: Path) -> None:
-    judge = run.PromptJudge(make_plan(folder), "tiny", "text")
+    judge = prompts.PromptJudge(make_plan(folder), "tiny", "text")
     case = judge._prepare(judge.names()[0]).case
     scores, _ = run_here(find_method("arc-jsd"), case)
     model = case.model.module
@@ -345,7 +364,7 @@ def test_arc_jsd_is_the_divergence_of_two_distributions(folder: Path) -> None:
 
 
 def test_a_peer_answers_from_a_process_of_its_own(folder: Path) -> None:
-    judge = run.PromptJudge(make_plan(folder), "tiny", "text")
+    judge = prompts.PromptJudge(make_plan(folder), "tiny", "text")
     case = judge._prepare(judge.names()[0]).case
     own = float(case.ablation.log_probs([()])[0])
     python = folder / "peers/gim/bin/python"

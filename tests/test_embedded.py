@@ -164,6 +164,8 @@ def write_agreement_data(folder: Path) -> None:
         rng.shuffle(rows)
         text = "".join(f"{row.strip()}\n" for row in rows)
         (folder / f"numpred.{name}").write_text(text, encoding="utf-8")
+    mined = [f"VBZ\tthe {noun} of {noun}s\tDT NN IN NNS\n" for noun in nouns[1:] * 30]
+    (folder / "mined.tsv").write_text("".join(mined), encoding="utf-8")
 
 
 # What the script is started with in another process: with less held out than of the real data.
@@ -187,11 +189,13 @@ def test_training_is_deterministic_by_seed(tmp_path: Path, monkeypatch: pytest.M
         output.mkdir()
         commands.append([
             *(str(script), "--data", str(tmp_path), "--output", str(output), "--seed", "3"),
-            *("--epochs", "1", "--limit", "60", "--vocabulary-size", "60"),
+            *("--mined", str(tmp_path / "mined.tsv"), "--generated", "40"),
+            *("--epochs", "1", "--limit", "600", "--vocabulary-size", "60"),
             *("--checkpoint", f"{output}.checkpoint.pt"),
         ])  # fmt: skip
     command = [sys.executable, "-c", WITH_LITTLE, *commands[0]]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    said = subprocess.run(command, check=True, capture_output=True, cwd=tmp_path).stdout
+    assert b"'generated': 40}" in said
     monkeypatch.setattr("attnflow_experiments.verb_number.data.DEV", 100)
     monkeypatch.setattr("attnflow_experiments.verb_number.data.TEST", 300)
     monkeypatch.syspath_prepend(str(script.parent))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from agreement_grammar import generate_examples, nouns_of
 from checkpoint import Run, pad_ids, parameter_groups
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -62,6 +63,7 @@ class Settings:
     word_dropout: float
     attractor_share: float
     natural_repeats: int
+    generated: int
     limit: int
 
 
@@ -344,9 +346,11 @@ def prepare(corpus: Corpus, settings: Settings, checkpoint: Path) -> tuple[Train
     excluded = corpus.held_out() | {example.words for example in corpus.natural.train}
     mined = distinct((replace_rare_words(item, vocabulary) for item in corpus.mined), excluded)
     natural = corpus.natural.train * settings.natural_repeats
-    sequences = encode([*natural, *attractors, *mined], vocabulary)
+    drawn = generate_examples(nouns_of(corpus.mined), settings.generated, seed=settings.seed)
+    generated = distinct(drawn, excluded)
+    sequences = encode([*natural, *attractors, *mined, *generated], vocabulary)
     sizes = Counter(natural=len(corpus.natural.train), attractors=len(attractors))
-    sizes.update(mined=len(mined))
+    sizes.update(mined=len(mined), generated=len(generated))
     weights = label_weights(sequences, corpus.natural.train)
     return Trainer(settings, vocabulary, sequences, weights, checkpoint), sizes
 
@@ -369,6 +373,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--word-dropout", type=float, default=0.06)
     parser.add_argument("--attractor-share", type=float, default=0.06)
     parser.add_argument("--natural-repeats", type=int, default=3)
+    parser.add_argument("--generated", type=int, default=20_000, help="of agreement_grammar.py")
     parser.add_argument("--limit", type=int, default=0, help="examples to use in a trial run")
     return parser.parse_args()
 

@@ -66,7 +66,7 @@ def bench(
         Path | None,
         typer.Option(metavar="FOLDER", help="The peers' packages, made by `make bench-peers`."),
     ] = None,
-    processes: Annotated[int, typer.Option(help="How many jobs run at once.")] = 1,
+    processes: Annotated[int, typer.Option(help="How many processes run an item each.")] = 1,
     is_quick: Annotated[
         bool,
         typer.Option("--quick", help="Four items of two data sets, as without --data: minutes."),

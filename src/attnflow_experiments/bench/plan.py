@@ -22,7 +22,7 @@ class BenchPlan:
     """The plan of a run: every method on every item of every data set, for every model.
 
     models: names or folders, by the label of each. peers: the folder of the peers' environments.
-    samples: how many items of each data set count. processes: how many jobs run at once.
+    samples: how many items of each data set count. processes: how many run an item each.
     """
 
     models: Mapping[str, str]
