@@ -41,7 +41,7 @@ from attnflow_experiments.bench.peers.functions import Case
 from attnflow_experiments.bench.plan import BenchPlan
 from attnflow_experiments.bench.run import run_bench
 from attnflow_experiments.bench.tables import bench_report, write_page
-from attnflow_experiments.journal import append_record
+from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.options import load_on
 from torture_bench import figures, kills, make_plan, save_tiny_model
 
@@ -86,6 +86,10 @@ def test_metrics_are_those_of_plain_loops() -> None:
         sets = measure_sets(scores, top)
         measured = {n: np.array([log_prob[s] for s in group]) for n, group in sets.items()}
         values = score_item(scores, (1, 3), top, log_prob, measured, tokens)
+        assert "needed" not in values
+        for loss, needed in ((0.6, {}), (0.7, {"needed": values["first"]})):  # half is ln 2
+            more = score_item(scores, (1, 3), top, log_prob, measured, tokens, loss)
+            assert {**values, **needed} == more
 
         def odds(chosen: Any, log_prob: Any = log_prob) -> float:
             p = np.exp(log_prob[tuple(sorted(chosen))])
@@ -237,7 +241,14 @@ def test_a_run_is_written_resumed_and_shown(folder: Path, monkeypatch: pytest.Mo
     }
     assert set(report.table("squad").rows) == {"default", "balanced", "position", mine}
     assert report.table("lengths").columns == ("right first", "recall")
-    assert report.table("lengths-length-").columns == ("length 768", "length 1024")
+    for name in ("lengths-length-", "lengths-length--needed"):
+        assert report.table(name).columns == ("length 768", "length 1024")
+    judge = prompts.PromptJudge(plan, "tiny", "squad")
+    records = read_journal(plan.journal("tiny", "squad"))
+    (reference,) = [r for r in records.values() if "loss" in r]
+    item = judge._prepare(reference["item"])
+    whole, without = Responses(item)([(), item.right])
+    assert reference["loss"] == pytest.approx(whole - without, abs=1e-4)
     passes = {name: row[0].value for name, row in report.table("cost").rows.items()}
     assert passes["balanced"] == 2  # one forward, one backward
     assert passes["default"] > 2  # documents are measured, as `ask` does

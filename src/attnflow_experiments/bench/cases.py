@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow.attribution.verdict import takes_away
 from attnflow.errors import InputError
 from attnflow.evaluation.metrics import (
     STEPS,
@@ -44,9 +45,14 @@ METRICS: Final[Mapping[str, str]] = {
     "hold": "hold",
     "aopc": "AOPC",
     "first": "right first",
+    "needed": "right first, where needed",
     "recall": "recall",
 }
-"""The figures that are reported, in this order. In all of them more is better."""
+"""The figures that are reported, in this order. In all of them more is better.
+
+"Needed" looks at answers that lose half of their probability without the right sources: another
+answer rests on something else, and its right source is not what to find.
+"""
 _ABLATIONS = 64
 _ANSWER_TOKENS = 16  # tokens of an answer that the model writes itself
 _TOP_WORDS = 3
@@ -224,11 +230,13 @@ def score_item(
     reference: Mapping[ChosenSources, float] | None,
     measured: Mapping[str, Floats],
     tokens: int,
+    loss: float | None = None,
 ) -> dict[str, float]:
     """Return the metrics of a method on one item; what is not known of it is left out.
 
     reference: the log-probability for each set that LDS is taken over, and for none and all.
-    measured: that for the sets of `measure_sets`. tokens: how many the completion has.
+    measured: that for the sets of `measure_sets`. tokens: how many the completion has. loss: what
+    it loses, in nats, without the right sources.
     """
     values: dict[str, float] = {}
     if reference is not None:
@@ -247,6 +255,8 @@ def score_item(
         values["aopc"] = comprehensiveness(float(np.exp(all_left / tokens)), curve)
     if right:
         values["first"] = float(rank_of(scores, right) == 1)
+        if loss is not None and takes_away(loss):
+            values["needed"] = values["first"]
         values["recall"] = _recall(scores, right)
     return values
 

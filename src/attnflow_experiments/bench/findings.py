@@ -93,6 +93,7 @@ def _observe(
             None if responses is None else as_reference(responses),
             {name: np.array(each) for name, each in record.get("measured", {}).items()},
             reference["completion"],
+            reference.get("loss"),
         )
     cost = {name: float(record.get(name, math.nan)) for name in COSTS}
     note = reference.get("note", {})

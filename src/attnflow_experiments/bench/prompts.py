@@ -77,12 +77,15 @@ class PromptJudge:
             "answer": item.answer,
             "note": dict(self._items[name].note),
         }
-        if not DATA_SETS[self.data_set].ablated:
-            return about
-        sets = reference_sets(len(sources), item.case.seed)
         responses = Responses(item)
-        responses([(), tuple(range(len(sources))), *sets])
-        return {**about, "responses": responses.new}
+        if DATA_SETS[self.data_set].ablated:
+            sets = reference_sets(len(sources), item.case.seed)
+            responses([(), tuple(range(len(sources))), *sets])
+            about["responses"] = dict(responses.new)
+        if item.right:
+            whole, without = responses([(), item.right])
+            about["loss"] = float(whole - without)
+        return about
 
     def method(self, name: str, method: str, reference: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of the sources, what the sets they ask for say, and the cost."""

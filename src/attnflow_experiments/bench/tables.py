@@ -109,18 +109,18 @@ def _divided(findings: Findings, name: str, title: str, methods: Sequence[str]) 
             if not places:
                 continue
             outside = {} if among is None else {outer: among}
-            rows = {
-                m: tuple(
-                    share(findings.values(name, m, "first", **outside, **{inner: p}))
-                    for p in places
-                )
-                for m in methods
-            }
             columns = tuple(f"{inner} {p + 1 if inner == 'place' else p}" for p in places)
             suffix = f", {among} documents" if among is not None else ""
-            yield Table(
-                f"{name}-{inner}-{among or ''}", f"{title}: right first{suffix}", columns, rows
-            )
+            for metric, of in (("first", ""), ("needed", "-needed")):
+                rows = {
+                    m: tuple(
+                        share(findings.values(name, m, metric, **outside, **{inner: p}))
+                        for p in places
+                    )
+                    for m in methods
+                }
+                heading = f"{title}: {METRICS[metric]}{suffix}"
+                yield Table(f"{name}-{inner}-{among or ''}{of}", heading, columns, rows)
 
 
 def _costs(plan: BenchPlan, findings: Findings) -> Table:
