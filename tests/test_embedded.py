@@ -22,6 +22,7 @@ from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import load
 from attnflow.models import smollm2
 from attnflow.testing import tiny_decoder
+from attnflow_experiments.verb_number.data import NOUNS, VERBS, Example
 
 ROOT = Path(__file__).parent.parent
 MODELS = Path(attnflow.__file__).parent / "models"
@@ -208,6 +209,30 @@ def test_training_is_deterministic_by_seed(tmp_path: Path, monkeypatch: pytest.M
         torch.set_num_threads(threads)
     weights = [next(output.glob("*.safetensors")).read_bytes() for output in outputs]
     assert weights[0] == weights[1]
+
+
+def test_generated_sentences_agree_with_their_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first noun decides, and with "and" it is plural; no word is of those that judge."""
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    from agreement_grammar import Noun, generate_examples, nouns_of
+
+    text = [("a cat of cats", "DT NN IN NNS"), ("a city of cities", "DT NN IN NNS")]
+    text += [("a key of keys", "DT NN IN NNS"), ("a news of cats", "DT NNS IN NNS")]
+    mined = [Example(tuple(a.split()), 0, tuple(b.split())) for a, b in text for _ in range(20)]
+    nouns = nouns_of(mined)
+    assert nouns == [Noun("cat", "cats"), Noun("city", "cities")]
+    examples = generate_examples(nouns, 400, seed=1)
+    assert examples == generate_examples(nouns, 400, seed=1)
+    assert len({example.words for example in examples}) == 400
+    assert generate_examples([], 5, seed=1) == []
+    numbers = {word: number for noun in nouns for number, word in enumerate(noun)}
+    both = 0
+    for words, label, *_ in examples:
+        first = next(word for word in words if word in numbers)
+        both += "and" in words
+        assert label == (1 if "and" in words else numbers[first]), words
+        assert not {*words} & {*VERBS, *(word for noun in NOUNS for word in noun)}
+    assert 0 < both < 60
 
 
 def test_the_shipped_writer_is_named_and_not_its_folder(

@@ -3,8 +3,8 @@
 In running text the noun before a verb nearly always has its number, and subjects with a clause of
 their own ("the author that the guards like") are too rare to learn from. These are drawn by a
 seed: a subject, then phrases and clauses with nouns of either number, or two subjects with *and*.
-Nouns are those of the mined text, without the nouns, verbs and clauses' words by which the model
-is judged later (`attnflow_experiments.verb_number.data`).
+Nouns are those of the mined text; the nouns and the verbs of clauses by which the model
+is judged later (`attnflow_experiments.verb_number.data`) are none of them.
 """
 
 from __future__ import annotations
