@@ -34,6 +34,8 @@ SENTENCES = [
     ("the report about the crimes", "singular"),
     ("the pilots in front of the officer", "plural"),
     ("the labels on the bottle", "plural"),
+    ("the author that the guards like", "singular"),
+    ("the dog and the cat", "plural"),
 ]
 
 
@@ -42,7 +44,7 @@ def test_it_is_right_on_classic_sentences(text: str, label: str) -> None:
     result = attnflow.explain(None, text)
     assert result.prediction is not None
     assert result.prediction.label == label
-    assert result.prediction.probability > 0.7
+    assert result.prediction.probability > 0.85
     assert result.targets[result.prediction.position] == "[CLS]"
     assert result.values.shape == (6, 1, len(text.split()) + 2)
     assert len(result.top(3)) == 3
@@ -109,7 +111,7 @@ def test_a_text_that_is_too_long_is_refused_with_both_numbers() -> None:
 def test_the_weights_are_small_and_the_card_tells_what_matters() -> None:
     assert (MODELS / "verb_number.safetensors").stat().st_size <= 8_000_000
     card = (MODELS / "VERB_NUMBER.md").read_text(encoding="utf-8")
-    for needed in ("natural sentences | 3,000 | .950", "1 attractor | 10,080 | .829", "Seed 0"):
+    for needed in ("natural sentences | 3,000 | .951", "1 attractor | 10,080 | .830", "Seed 0"):
         assert needed in card
     assert "python training/verb_number.py --data" in card
 
