@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, cast
@@ -162,6 +163,14 @@ def test_wording() -> None:
     unmoved = Verdict("none", ("the left half",), 1, -0.01, -0.01, part="region")
     assert unmoved.claim == "no source found, it does not need the left half"
     assert unmoved.reason == "without it its probability stays at 99 %"
+    guess = Verdict("none", ("a",), 1, *map(math.log, (0.16, 0.15, 0.14, 0.004)), word="desk")
+    assert guess.claim == "no source found, the documents only make it likelier"
+    assert (
+        guess.reason
+        == "without any document the probability of “desk” goes from 16 % to less than 1 %"
+    )
+    known = replace(guess, prior=math.log(0.12))
+    assert known.claim == "no source found, it does not need the documents"
     for verdict in (word, phrase, unmoved):
         assert verdict.rests_on_documents is None
         assert Verdict.from_dict(verdict.to_dict()) == verdict

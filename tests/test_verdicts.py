@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from attnflow import Attribution, Raw, Tokens
+from attnflow.attribution.passages import Statement
 from attnflow.attribution.verdict import Verdict, support_of, telling
 from attnflow.errors import InputError
 from attnflow.explainers import answer_checks, rereading, verdicts
@@ -273,6 +274,23 @@ def test_judged_are_words_that_the_question_does_not_have() -> None:
     model.tokenizer.names = ("Is", "Ġthe", "Ċ", "Os", "lo")  # "Oslo" alone: no mark in its pieces
     (word,) = verdicts._new_words(model, [0, 1, 2], [3, 4], frozenset())
     assert (word.text, word.tokens) == ("Oslo", (0, 1))
+
+
+def test_a_word_that_all_documents_have_tells_less_of_which() -> None:
+    """Of "59 euros" the number is judged where each document has "euros" and one the number."""
+    words = [Unit("59", (0, 2), (0,)), Unit("euros,", (3, 9), (1,))]
+    every = frozenset({0})
+    known: Any = SimpleNamespace(
+        of=lambda tokens, hidden: {0: (-2.0, -7.0), 1: (-0.1, -5.0)}[tokens[0]][len(hidden)]
+    )
+
+    def judged(holding: dict[str, int]) -> list[str]:
+        one = Statement("59 euros", (0, 1), (), tokens=(0, 1))
+        return [word.text for word in verdicts._telling_words(one, words, known, every, holding)]
+
+    assert judged({}) == ["euros,"]  # it is lost for certain, and the number was a guess
+    assert judged({"euros": 2, "59": 1}) == ["euros,", "59"]
+    assert judged({"euros": 4, "59": 1}) == ["59", "euros,"]
 
 
 def test_an_unlikely_word_tells_less() -> None:

@@ -135,8 +135,9 @@ class Verdict:
             "partly": f"partly from the documents, {quoted[0]} first"
             if of_documents
             else f"rests in part on {names}",
-            "none": "no source found, it does not need "
-            + ("the documents" if of_documents else names),
+            "none": "no source found, the documents only make it likelier"
+            if of_documents and takes_away(self.log_prob - self._hidden)
+            else f"no source found, it does not need {'the documents' if of_documents else names}",
         }[self.kind]
 
     @property

@@ -5,7 +5,8 @@ Judged are the words of a statement that tell: its sentence, its documents and a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -77,11 +78,16 @@ def judge_statements(
     passages = passages_of(result)
     every = frozenset(p for each in passages for p in positions_of(result, each.columns))
     reading.read([frozenset(), every])  # the prompt is read once for all
-    words = _new_words(model, completion.prompt.ids, completion.ids, every)
+    prompt_ids = completion.prompt.ids
+    words = _new_words(model, prompt_ids, completion.ids, every)
+    holding = Counter[str]()
+    for each in passages:
+        ids = [prompt_ids[place] for place in positions_of(result, each.columns)]
+        holding.update(_words_of(tokens_of(model.tokenizer, ids)))
     judged = [
         _Judged(
             statement,
-            _telling_words(statement, words, reading, every),
+            _telling_words(statement, words, reading, every, holding),
             passages,
             result,
             model.calibration or CURVE,
@@ -127,7 +133,7 @@ def _new_words(
     """
     tokenizer, first = model.tokenizer, len(prompt_ids)
     question = tokens_of(tokenizer, [id_ for k, id_ in enumerate(prompt_ids) if k not in hidden])
-    known = {readable(unit.text).casefold() for unit in split_units(list(question), "word")}
+    known = _words_of(question)
     tokens = tokens_of(tokenizer, [*prompt_ids, *ids])
     surfaces, words = tokens.surfaces(), []
     for unit in split_units(list(tokens), "word"):
@@ -140,17 +146,28 @@ def _new_words(
     return words
 
 
+def _words_of(tokens: Sequence[str]) -> set[str]:
+    return {readable(unit.text).casefold() for unit in split_units(list(tokens), "word")}
+
+
 def _telling_words(
-    statement: Statement, words: Sequence[Unit], reading: Reading, every: frozenset[int]
+    statement: Statement,
+    words: Sequence[Unit],
+    reading: Reading,
+    every: frozenset[int],
+    holding: Mapping[str, int],
 ) -> list[Unit]:
     """Return the words of a statement that tell most of where it comes from, few of them.
 
-    That is the statement as a whole where it says nothing that the question does not say.
+    holding: in how many documents a word stands. The more have it, the less it tells of which: in
+    "59 euros" it is the number. That is the statement as a whole where it says nothing that the
+    question does not say.
     """
     own = [word for word in words if set(word.tokens) <= set(statement.tokens)]
     own = own or [Unit(statement.text, (0, len(statement.text)), tuple(statement.tokens))]
     weights = [
         telling(reading.of(word.tokens, frozenset()), reading.of(word.tokens, every))
+        / max(1, holding.get(readable(word.text).casefold(), 0))
         for word in own
     ]
     order = sorted(range(len(own)), key=weights.__getitem__, reverse=True)[:_MOST_TELLING]
