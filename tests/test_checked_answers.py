@@ -169,6 +169,9 @@ def test_wording() -> None:
         guess.reason
         == "without any document the probability of “desk” goes from 16 % to less than 1 %"
     )
+    made_up = replace(guess, log_prob=-5.0, prior=-9.0)
+    assert made_up.claim == "no source found, the model would hardly say it"
+    assert made_up.reason == "without any document the probability of “desk” stays at less than 1 %"
     known = replace(guess, prior=math.log(0.12))
     assert known.claim == "no source found, it does not need the documents"
     for verdict in (word, phrase, unmoved):

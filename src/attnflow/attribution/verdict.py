@@ -135,10 +135,18 @@ class Verdict:
             "partly": f"partly from the documents, {quoted[0]} first"
             if of_documents
             else f"rests in part on {names}",
-            "none": "no source found, the documents only make it likelier"
-            if of_documents and takes_away(self.log_prob - self._hidden)
-            else f"no source found, it does not need {'the documents' if of_documents else names}",
+            "none": "no source found, "
+            + (self._why_none if of_documents else f"it does not need {names}"),
         }[self.kind]
+
+    @property
+    def _why_none(self) -> str:
+        """Why documents carry nothing: what is as likely, a guess, or not what the model says."""
+        if self._is_plain and exp(self.log_prob) < _LEAST:
+            return "the model would hardly say it"
+        if takes_away(self.log_prob - self._hidden):
+            return "the documents only make it likelier"
+        return "it does not need the documents"
 
     @property
     def reason(self) -> str:
