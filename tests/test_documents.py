@@ -75,6 +75,21 @@ def test_a_folder_stands_for_the_documents_in_it(folder: Path) -> None:
     ]
 
 
+def test_a_row_of_a_table_is_a_line(tmp_path: Path) -> None:
+    """As in a Word document: a number alone in a line would say nothing."""
+    page = tmp_path / "team.html"
+    page.write_text(
+        "<p>Team</p><table>\n<thead><tr>\n<th>City</th>\n<th>People</th>\n</tr></thead>\n"
+        "<tr><td><p>Lisbon</p></td>\n  <td><b>9</b> of 12</td></tr><tr><td>Porto<td>31</table>"
+        "<table><tr><td></td><td><p>Dear all,</p><p>Bye.</p></td><td> </td></tr></table>Rui",
+        encoding="utf-8",
+    )
+    lines = read_document(str(page)).text.split("\n")
+    assert [line for line in lines if line] == [
+        "Team", "City | People", "Lisbon | 9 of 12", "Porto | 31", "Dear all,", "Bye.", "Rui"
+    ]  # fmt: skip
+
+
 def test_pages_begin_where_they_begin(folder: Path) -> None:
     document = read_document(str(folder / "contract.pdf"))
     first, second = document.pages

@@ -24,6 +24,7 @@ _LARGEST = 50_000_000  # bytes of a file; most of a PDF is pictures
 _LONGEST = 2_000_000  # characters of a document: far more than any prompt takes
 _HIDDEN = {"title", "script", "style", "template", "noscript"}
 _INLINE = {"a", "b", "code", "em", "font", "i", "mark", "small", "span", "strong", "sub", "sup"}
+_CELL, _ROW = "\x1f", "\x1e"  # between cells and rows of a table: spaces that no text has
 _WRAPPED = 0.7  # of the widest line of a page: a line as long as this goes on in the next
 
 
@@ -150,25 +151,36 @@ def _read_html(content: bytes, label: str) -> list[str]:
     parser = _VisibleText()
     parser.feed(_read_plain(content, label)[0])
     parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.pieces).split("\n"))
+    # lines of table rows are as those of a Word table; what stands empty beside them is layout
+    text = re.sub(rf"[^\S{_ROW}]*{_CELL}[^\S{_ROW}]*", " | ", "".join(parser.pieces))
+    lines = (" ".join(line.split()).strip(" |") for line in text.split("\n"))
     return [re.sub("\n{3,}", "\n\n", "\n".join(lines)).strip()]
 
 
 class _VisibleText(HTMLParser):
-    """The text of a page that a reader sees, a line for each block."""
+    """The text of a page that a reader sees, a line for each block and each row of a table."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pieces: list[str] = []
         self._hidden = 0
+        self._is_in_row = False  # behind its first cell
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden += tag in _HIDDEN
-        self.pieces.append("" if tag in _INLINE else "\n")
+        if tag in ("td", "th") and self._is_in_row:
+            self.pieces.append(_CELL)
+        else:
+            self._break_line(tag)
+        self._is_in_row = tag in ("td", "th") or (self._is_in_row and tag not in ("tr", "table"))
 
     def handle_endtag(self, tag: str) -> None:
         self._hidden -= tag in _HIDDEN and self._hidden > 0
-        self.pieces.append("" if tag in _INLINE else "\n")
+        self._break_line(tag)
+
+    def _break_line(self, tag: str) -> None:
+        if tag not in _INLINE:
+            self.pieces.append(_ROW + "\n" if tag in ("tr", "table") else "\n")
 
     def handle_data(self, data: str) -> None:
         if not self._hidden:
