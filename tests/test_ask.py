@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 import attnflow
 from attnflow import Attribution, Raw, Tokens
-from attnflow.attribution.passages import passages_of, rank_passages, statements_of
+from attnflow.attribution.passages import Statement, passages_of, rank_passages, statements_of
 from attnflow.cli.app import _run
 from attnflow.data import read_documents
 from attnflow.errors import InputError
@@ -87,6 +88,11 @@ def test_shares_are_of_what_the_passages_get() -> None:
     assert [source.name for source in ranked] == ["b", "a"]
     assert [source.share for source in ranked] == pytest.approx([0.8, 0.2])
     assert str(statements_of(result)[0]) == '"Two days" draws on b, sentence 1 (80 %).'
+    first, second = ranked
+    both = Statement("Two days", (0, 1), (replace(first, share=0.6), replace(second, share=0.5)))
+    assert both.shares == "draws on b, sentence 1 (60 %), then a (50 %)"
+    named = replace(both, sources=both.sources[::-1])  # what the verdict names comes first
+    assert named.shares == "draws on a, sentence 1 (50 %), and more on b (60 %)"
 
 
 def test_what_speaks_against_counts_as_nothing() -> None:

@@ -151,7 +151,10 @@ class Statement:
         if len(self.sources) > 1 and max(each.share for each in self.sources) < mean + _FLAT:
             return f"draws on all alike: no {self.sources[0].kind} stands out"
         first, *others = [each for each in self.sources if each.share >= mean]
-        rest = "".join(f", then {each.name} ({percent(each.share)})" for each in others[:1])
+        rest = ""
+        for other in others[:1]:  # the first is what the verdict names, whatever its share
+            joined = "then" if other.share <= first.share else "and more on"
+            rest = f", {joined} {other.name} ({percent(other.share)})"
         return f"draws on {first}{rest}"
 
 
