@@ -16,7 +16,9 @@ import torch
 import attnflow
 from attnflow import Attribution, Raw, Tokens
 from attnflow.attribution.passages import Statement, passages_of, rank_passages, statements_of
+from attnflow.attribution.verdict import Verdict
 from attnflow.cli.app import _run
+from attnflow.cli.ask import _quotes
 from attnflow.data import read_documents
 from attnflow.errors import InputError
 from attnflow.explainers.questions import question_text
@@ -93,6 +95,11 @@ def test_shares_are_of_what_the_passages_get() -> None:
     assert both.shares == "draws on b, sentence 1 (60 %), then a (50 %)"
     named = replace(both, sources=both.sources[::-1])  # what the verdict names comes first
     assert named.shares == "draws on a, sentence 1 (50 %), and more on b (60 %)"
+    assert _quotes(both) == ["Two days."]
+    verdict = Verdict("together", ("b", "a"), 2, -0.1, -5.0, -0.1, -5.0, passages=(1, 0))
+    assert _quotes(replace(both, verdict=verdict)) == [
+        "b, sentence 1: Two days.", "a, sentence 1: One."
+    ]  # fmt: skip
 
 
 def test_what_speaks_against_counts_as_nothing() -> None:

@@ -16,6 +16,7 @@ from attnflow.show.progress import progress_bars
 from attnflow.show.sentences import reading_place, sentence_of
 
 if TYPE_CHECKING:
+    from attnflow.attribution.passages import Statement
     from attnflow.explainers.answers import Answer
 
 
@@ -101,6 +102,15 @@ def ask(
         writing.write_result(answer.result, output, page=answer.to_html)
 
 
+def _quotes(statement: Statement) -> list[str]:
+    """Return the strongest sentence of each document that the verdict names; else of the first."""
+    named = () if statement.verdict is None else statement.verdict.passages
+    several = [each for each in statement.sources if each.passage in named]
+    if len(several) > 1:
+        return [f"{each.place}: {each.text}" for each in several]
+    return [each.text for each in statement.sources[:1]]
+
+
 def show_answer(answer: Answer, console: Console, *, is_written: bool = False) -> None:
     """Print the answer, then for each statement what it rests on, the sentence, and its shares.
 
@@ -117,8 +127,8 @@ def show_answer(answer: Answer, console: Console, *, is_written: bool = False) -
         shares = f"{quoted} {statement.shares}."
         line = shares if verdict is None else sentence_of(verdict, quoted)
         console.print(Text(line), soft_wrap=True)
-        if statement.sources:
-            console.print(Text(f"    {statement.sources[0].text}", style="dim"), soft_wrap=True)
+        for text in _quotes(statement):
+            console.print(Text(f"    {text}", style="dim"), soft_wrap=True)
         if verdict is not None:
             console.print(Text(f"    It {statement.shares}.", style="dim"), soft_wrap=True)
     for line in (*map(str, answer.omissions), *answer.remarks):
