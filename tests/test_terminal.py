@@ -123,7 +123,7 @@ def test_explain_shades_the_text_only_with_colour(
     sentences = (
         "“",
         "The model says",
-        "The answer rests on",
+        "The answer rests",
         "Balanced gradients,",
         "most at layer",
     )

@@ -104,8 +104,8 @@ def ask(
 
 def _quotes(statement: Statement) -> list[str]:
     """Return the strongest sentence of each document that the verdict names; else of the first."""
-    named = () if statement.verdict is None else statement.verdict.passages
-    several = [each for each in statement.sources if each.passage in named]
+    numbers = () if statement.verdict is None else statement.verdict.passages
+    several = [each for each in statement.sources if each.passage in numbers]
     if len(several) > 1:
         return [f"{each.place}: {each.text}" for each in several]
     return [each.text for each in statement.sources[:1]]

@@ -185,7 +185,7 @@ class ValueZeroing(Measure):
     signed: keep the sign (positive: the token speaks for the answer) instead of the size.
 
     >>> ValueZeroing()(None, ["the key to the cabinets"])[0].top(1)[0].token
-    'to'
+    'key'
     """
 
     name: ClassVar[str] = "value-zeroing"

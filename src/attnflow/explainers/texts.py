@@ -89,7 +89,7 @@ def explain(
     >>> result.values.shape  # layers, targets, sources
     (6, 1, 7)
     >>> [source.token for source in result.top(2, common=False)]
-    ['keys', '[EOS]']
+    ['keys', '[CLS]']
     """
     check_named("level", level, _LEVELS)
     applied = None if method is None else make_method(method)

@@ -83,8 +83,8 @@ class PromptJudge:
             responses([(), tuple(range(len(sources))), *sets])
             about["responses"] = dict(responses.new)
         if item.right:
-            whole, without = responses([(), item.right])
-            about["loss"] = float(whole - without)
+            base, without = responses([(), item.right])
+            about["loss"] = float(base - without)
         return about
 
     def method(self, name: str, method: str, reference: Mapping[str, Any]) -> dict[str, Any]:

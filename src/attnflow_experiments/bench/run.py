@@ -166,7 +166,7 @@ def run_item(
 
     done: what is there. parent: the process without which this one must end.
     """
-    judge, kept = _judge_of(plan, label, data_set), list[dict[str, Any]]()
+    judge, records = _judge_of(plan, label, data_set), list[dict[str, Any]]()
 
     def keep(record: dict[str, Any]) -> dict[str, Any]:
         path = plan.journal(label, data_set)
@@ -174,7 +174,7 @@ def run_item(
             if parent is not None and os.getppid() != parent:
                 os._exit(1)  # the run was killed: another may write to this journal by now
             append_record(path, record)
-        kept.append(record)
+        records.append(record)
         return record
 
     reference = done.get(record_name(name, REFERENCE))
@@ -186,7 +186,7 @@ def run_item(
             reference = {"left_out": str(error)}
         reference = keep({"name": record_name(name, REFERENCE), "item": name, **reference})
     if "left_out" in reference:
-        return kept
+        return records
     for method in plan.methods:
         key = record_name(name, method)
         if key in done and "refused" not in done[key]:
@@ -197,7 +197,7 @@ def run_item(
             values = {"refused": f"{type(error).__name__}: {error}"[:300]}
         if values != {"refused": done.get(key, {}).get("refused")}:
             keep({"name": key, "item": name, "method": method, **values})
-    return kept
+    return records
 
 
 _OPEN: list[tuple[BenchPlan, str, str, Judge]] = []  # the judge of this process
