@@ -286,7 +286,8 @@ def test_ask_offers_methods_and_two_stand_side_by_side(tab: Page, server: Client
         "[...document.querySelectorAll('.af-columns h3')].map(e => [e.textContent, "
         "e.getBoundingClientRect().left, e.getBoundingClientRect().width])"
     )
-    assert [name for name, *_ in columns] == ["Balanced gradients · documents measured, too", "Rollout"]
+    first = "Balanced gradients · documents measured, too"
+    assert [name for name, *_ in columns] == [first, "Rollout"]
     assert columns[1][1] >= columns[0][1] + columns[0][2]
     assert tab.run("document.querySelectorAll('.af-ranking').length") == 2
     tab.click("document.getElementById('edit')")
