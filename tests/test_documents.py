@@ -81,12 +81,14 @@ def test_a_row_of_a_table_is_a_line(tmp_path: Path) -> None:
     page.write_text(
         "<p>Team</p><table>\n<thead><tr>\n<th>City</th>\n<th>People</th>\n</tr></thead>\n"
         "<tr><td><p>Lisbon</p></td>\n  <td><b>9</b> of 12</td></tr><tr><td>Porto<td>31</table>"
+        "<table><tr><td>a</td><td></td><td>c</td></tr></table>"
         "<table><tr><td></td><td><p>Dear all,</p><p>Bye.</p></td><td> </td></tr></table>Rui",
         encoding="utf-8",
     )
     lines = read_document(str(page)).text.split("\n")
     assert [line for line in lines if line] == [
-        "Team", "City | People", "Lisbon | 9 of 12", "Porto | 31", "Dear all,", "Bye.", "Rui"
+        "Team", "City | People", "Lisbon | 9 of 12", "Porto | 31", "a | | c",
+        "Dear all,", "Bye.", "Rui",
     ]  # fmt: skip
 
 

@@ -44,7 +44,7 @@ MISTAKES = {
     "evaluate contract.docx": "There is no file or folder 'contract.docx'",
     "cite contract.txt": "attnflow cite --answer contract.txt --document",
     "cite contract.txt faq.md": "attnflow cite takes no 'faq.md'.",
-    "cite --answer contract.txt": "There is no document: name files",
+    "cite --answer contract.txt": "There is no document: --document FILE names one",
     "cite --document contract.txt": "There is no answer: --answer FILE names it",
     # words without quotes, commands that are none
     "explain the keys to the cabinet": "a text of several words stands in quotes",

@@ -191,6 +191,50 @@ def test_the_word_that_is_told_is_one_that_is_lost(monkeypatch: pytest.MonkeyPat
     assert (verdict.log_prob, verdict.without) == (-0.5, -3.0)
 
 
+def test_a_statement_has_no_source_only_where_none_of_its_words_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The word that tells which is weak; one that all documents have is from the documents."""
+
+    class NumberAndUnit(KnownModel):
+        completion_ids = (7, 8)
+
+        def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Any:
+            seen = [[n for n, p in PLACES.items() if not {*p} & {*one}] for one in sets]
+            number = {0: -3.8, 3: -1.0}
+            return np.array(
+                [[number.get(len(n), -1.6), -0.05 if n else self.rule(set())] for n in seen]
+            )
+
+        def log_probs_beside(self, sets: Sequence[Sequence[int]], start: int) -> Any:
+            return self.token_log_probs(sets)
+
+    values = [[SHARES[name] / len(place) for name, place in PLACES.items() for _ in place]] * 2
+    result = Attribution(
+        np.array([values]), (1,), Tokens(("59", "euros"), (6, 7)), Tokens(tuple("abcdef")), Raw(),
+        provenance={
+            "completion_ids": [7, 8], "prompt_length": 6, "statements": [[0, 2, 0, "59 euros"]],
+            "documents": [[name, place[0], place[-1] + 1] for name, place in PLACES.items()],
+        },
+    )  # fmt: skip
+    words = [Unit("59", (0, 2), (0,)), Unit("euros", (3, 8), (1,))]
+    monkeypatch.setattr(verdicts, "_new_words", lambda *_: words)
+    monkeypatch.setattr(verdicts, "_words_of", lambda _: {"euros"})
+    loaded: Any = SimpleNamespace(tokenizer=None, calibration=None)
+    kinds = []
+    for prior in (-5.0, -0.06):  # the unit is from the documents, or known without them
+        model = NumberAndUnit(lambda _, prior=prior: prior)
+        monkeypatch.setattr(rereading, "ablate", lambda *_, model=model, **__: model)
+        (verdict,), _ = verdicts.judge_statements(
+            result, loaded, Reading(result, loaded, Completion(Prompt([0] * 6), [7, 8]))
+        )
+        assert verdict is not None
+        assert verdict.word == "59"
+        kinds.append(verdict.kind)
+    assert kinds[0] != "none"
+    assert kinds[1] == "none"
+
+
 class HalfHidden:
     """An ablation that loses so many nats without three words and without one: hidden from the
     answer only, and for good.

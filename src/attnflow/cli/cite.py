@@ -82,9 +82,11 @@ def cite(
         return
     if answer is None:
         raise InputError("There is no answer: --answer FILE names it, or - for standard input.")
-    if answer == STANDARD_INPUT and STANDARD_INPUT in (documents or []):
+    if not documents:
+        raise InputError("There is no document: --document FILE names one, and may be repeated.")
+    if answer == STANDARD_INPUT and STANDARD_INPUT in documents:
         raise InputError("Standard input (-) is the answer or a document, not both.")
-    texts = read_documents(documents or [], answer)
+    texts = read_documents(documents, answer)
     text = read_document(answer).text
     writing.check_output(output, as_json=as_json)
     pace = writing.Pace(model or WRITER, " ".join([text, *(document.text for document in texts)]))

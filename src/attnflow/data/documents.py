@@ -24,7 +24,7 @@ _LARGEST = 50_000_000  # bytes of a file; most of a PDF is pictures
 _LONGEST = 2_000_000  # characters of a document: far more than any prompt takes
 _HIDDEN = {"title", "script", "style", "template", "noscript"}
 _INLINE = {"a", "b", "code", "em", "font", "i", "mark", "small", "span", "strong", "sub", "sup"}
-_CELL, _ROW = "\x1f", "\x1e"  # between cells and rows of a table: spaces that no text has
+_CELL, _ROW = "\x1f", "\x1e"  # between cells and rows of a table: spaces that nobody writes
 _WRAPPED = 0.7  # of the widest line of a page: a line as long as this goes on in the next
 
 
@@ -152,7 +152,8 @@ def _read_html(content: bytes, label: str) -> list[str]:
     parser.feed(_read_plain(content, label)[0])
     parser.close()
     # lines of table rows are as those of a Word table; what stands empty beside them is layout
-    text = re.sub(rf"[^\S{_ROW}]*{_CELL}[^\S{_ROW}]*", " | ", "".join(parser.pieces))
+    cells = "".join(parser.pieces).split(_CELL)
+    text = " | ".join(cell.strip(" \t\r\n\xa0") for cell in cells)
     lines = (" ".join(line.split()).strip(" |") for line in text.split("\n"))
     return [re.sub("\n{3,}", "\n\n", "\n".join(lines)).strip()]
 

@@ -264,17 +264,25 @@ class _Judged:
         ends: it is hidden from the question and the answer alone. More may be lost for good, so
         that nothing is found to be unsupported unless all documents account for little.
         """
-        tokens, sentence = self.words[0].tokens, self.sentences[0]
+        sentence, tokens = self.sentences[0], self.words[0].tokens
+        if not any(self._is_carried(word, reading, every, ends=ends) for word in self.words):
+            return self._said("none", [0], sentence, reading, every, ends=ends)
         hidden = (frozenset[int](), every - self.documents[0], every)
         base, alone, prior = (reading.of(tokens, each) for each in hidden)
-        without, total = reading.of(tokens, sentence, ends=ends), telling(base, prior)
-        support = support_of(base, without, alone, prior)
-        if is_unsupported(max(support, total) if ends else support, total):
-            return self._said("none", [0], sentence, reading, every, ends=ends)
         is_enough = takes_away(alone - prior, base - prior)
         if is_enough and all(self._lost(sentence, reading, every, ends=ends)):
             return self._rests_on_sentence(0, reading, every, ends=ends)
         return None
+
+    def _is_carried(
+        self, word: Unit, reading: Reading, every: frozenset[int], *, ends: bool
+    ) -> bool:
+        """Return whether the first sentence, or all documents together, carry a word."""
+        hidden = (frozenset[int](), every - self.documents[0], every)
+        base, alone, prior = (reading.of(word.tokens, each) for each in hidden)
+        without, total = reading.of(word.tokens, self.sentences[0], ends=ends), telling(base, prior)
+        support = support_of(base, without, alone, prior)
+        return not is_unsupported(max(support, total) if ends else support, total)
 
     def _lost(
         self,
