@@ -48,6 +48,7 @@ _PRODUCTS = _names(
     "mul multiply __mul__ __rmul__ matmul __matmul__ __rmatmul__ mm bmm mv dot outer inner",
     "einsum linear bilinear tensordot conv1d conv2d conv3d",
 )
+_ELEMENTWISE = _names("mul multiply __mul__ __rmul__")
 _ADDED_PRODUCTS = _names("addmm baddbmm addbmm addmv addr addcmul")
 _QUOTIENTS = _names("div divide true_divide __div__ __truediv__")
 # What a normaliser divides by, and what follows from it: constants.
@@ -93,16 +94,37 @@ class _Secant(torch.autograd.Function):
     """The value of f(x); its gradient goes to x by the secant, computed on the way back."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, value: Tensor, x: Tensor, secant: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.mark_dirty(value)
         ctx.save_for_backward(x)
-        ctx.function = function
+        ctx.secant = secant
         return value
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
         (x,) = ctx.saved_tensors
-        return None, gradients[0] * _secant(ctx.function, x), None
+        return None, ctx.secant(x).mul_(gradients[0]), None
+
+
+class _Halves(torch.autograd.Function):
+    """The product of two tensors of one shape; each has half of it.
+
+    One of the two gradients is written over what both were made of: these are the largest tensors
+    of a block.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        ctx.mark_dirty(value)
+        ctx.save_for_backward(one, other)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
+        one, other = ctx.saved_tensors
+        half = gradients[0] * 0.5
+        of_other = half * one
+        return None, half.mul_(other), of_other
 
 
 class _Scaled(torch.autograd.Function):
@@ -243,20 +265,31 @@ def _unary(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     def function(tensor: Tensor) -> Tensor:
         return func(tensor, *rest, **kwargs)
 
-    return by_secant(function, x)
+    return by_secant(function, x, _SECANTS.get(func.__name__))
 
 
-def by_secant(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return f(x), whose slope on the way back is (f(x) - f(0)) / x."""
+def by_secant(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    secant: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Return f(x), whose slope on the way back is (f(x) - f(0)) / x, or `secant` if it is known."""
     with torch.no_grad():
         y = function(x)
-    return _with_secant(function, x, y)
+    return _with_secant(secant or partial(_secant, function), x, y)
 
 
-def _with_secant(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _with_secant(secant: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     """The same where f(x) is known already, and nobody else holds it."""
-    result: Tensor = _Secant.apply(y, x, function)  # type: ignore[no-untyped-call]
+    result: Tensor = _Secant.apply(y, x, secant)  # type: ignore[no-untyped-call]
     return result
+
+
+# Secants that are functions of their own, by the function and by the class of its module: fewer
+# passes over the largest tensors of a block.
+_SECANTS: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(
+    ["silu", "SiLUActivation"], torch.sigmoid
+)
 
 
 def _secant(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -273,7 +306,13 @@ def _secant(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Every factor has its part of the product: one share of the gradient, whichever it goes to."""
-    result, share = func(*args, **kwargs), 1 / max(1, _factors(args))
+    share = 1 / max(1, _factors(args))
+    if share < 1 and func.__name__ in _ELEMENTWISE and not kwargs and _alike(*args):
+        with torch.no_grad():
+            value = func(*args)
+        halves: Tensor = _Halves.apply(value, *args)  # type: ignore[no-untyped-call]
+        return halves
+    result = func(*args, **kwargs)
     if share < 1:
         result.register_hook(lambda gradient: gradient * share)
     return result
@@ -282,6 +321,10 @@ def _product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _added_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     share = 1 / max(1, _factors(args[1:]))
     return func(args[0], *(scaled(one, share) for one in args[1:]), **kwargs)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _factors(args: Sequence[Any]) -> int:
@@ -395,4 +438,5 @@ def _take_as_one(module: nn.Module, inputs: Any, output: Any) -> Any:
     if len(inputs) != 1 or not _computed(x):
         return None
     with as_one_operation():
-        return _with_secant(module.forward, x, output.detach())
+        secant = _SECANTS.get(type(module).__name__) or partial(_secant, module.forward)
+        return _with_secant(secant, x, output.detach())

@@ -143,20 +143,33 @@ class FactoredLayer:
 
     def mean_rows(self, rows: Rows) -> NDArray[np.float32]:
         """`(rows, n)`: the weights of these rows, the mean over heads."""
-        return self.weight_rows(rows).mean(axis=0)
+        return self.read_means(rows).cpu().numpy()
 
     def score_rows(self, rows: Rows) -> NDArray[np.float32]:
         """`(rows, n)`: the gradient of these rows' scores where positive, the mean over heads."""
-        return blocks.score_rows(self.factors, *self._row_sums(rows)).cpu().numpy()
+        return self.read_scores(rows).cpu().numpy()
 
     def gradient_sums(self) -> NDArray[np.float32]:
         """`(n,)`: the sum over all rows of `relu(A ⊙ ∇A)`, the mean over heads."""
+        return self.read_sums().cpu().numpy()
+
+    def read_means(self, rows: Rows) -> Tensor:
+        """Return `mean_rows` where the factors are: nothing waits for the device."""
+        return blocks.weight_rows(self.factors, *self._row_sums(rows)).mean(dim=0)
+
+    def read_scores(self, rows: Rows) -> Tensor:
+        """Return `score_rows`, likewise."""
+        return blocks.score_rows(self.factors, *self._row_sums(rows))
+
+    def read_sums(self) -> Tensor:
+        """Return `gradient_sums`, likewise."""
         ones = torch.ones(1, self.length, device=self.factors.query.device)
-        return self.times_gradient(ones, (1 / self.heads,) * self.heads)[0].cpu().numpy()
+        return self.times_gradient(ones, (1 / self.heads,) * self.heads)[0]
 
     def _row_sums(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """`(heads, rows)`, the log-sum-exp of these rows, and the rows as a tensor."""
-        places = torch.as_tensor(np.asarray(rows), device=self.factors.query.device)
+        device = self.factors.query.device
+        places = torch.as_tensor(np.asarray(rows)).to(device, non_blocking=True)
         return self.sums[:, places], places
 
     def _sums_of(self, layer: Factors) -> Tensor:
@@ -173,8 +186,8 @@ class FactoredLayer:
         return torch.from_numpy(array).float().to(self.factors.query.device)
 
     def join(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Several groups of vectors as one."""
-        return torch.cat(list(vectors))
+        """Vectors `(targets, levels, n)` of several levels as one."""
+        return torch.cat(list(vectors), dim=1)
 
     def array(self, vectors: Tensor) -> NDArray[np.float64]:
         """The numbers of vectors."""
@@ -259,14 +272,15 @@ class FactoredLayer:
 class ReadLayer:
     """The part of a layer that a backward pass read while its factors were there; they are gone.
 
-    rows: the positions whose answer was explained. keys: whether all rows are summed too.
+    rows: the positions whose answer was explained. keys: whether all rows are summed too. The pass
+    goes on meanwhile: numbers are waited for when they are asked for.
     """
 
     def __init__(self, layer: FactoredLayer, rows: Sequence[int], *, keys: bool) -> None:
         self.heads, self.length, self.way = layer.heads, layer.length, layer.way
         self._rows = tuple(rows)
-        self._weights, self._scores = layer.mean_rows(rows), layer.score_rows(rows)
-        self._sums = layer.gradient_sums() if keys else None
+        self._weights, self._scores = aside(layer.read_means(rows)), aside(layer.read_scores(rows))
+        self._sums = aside(layer.read_sums()) if keys else None
 
     @property
     def size(self) -> int:
@@ -275,15 +289,17 @@ class ReadLayer:
 
     def mean_rows(self, rows: Rows) -> NDArray[np.float32]:
         """`(rows, n)`: the weights of these rows, the mean over heads."""
-        return self._weights[self._places(rows)]
+        return arrived(self._weights)[self._places(rows)]
 
     def score_rows(self, rows: Rows) -> NDArray[np.float32]:
         """`(rows, n)`: the gradient of these rows' scores where positive, the mean over heads."""
-        return self._scores[self._places(rows)]
+        return arrived(self._scores)[self._places(rows)]
 
     def gradient_sums(self) -> NDArray[np.float32]:
         """`(n,)`: the sum over all rows of `relu(A ⊙ ∇A)`, the mean over heads."""
-        return self.missing("the sums over all rows") if self._sums is None else self._sums
+        if self._sums is None:
+            return self.missing("the sums over all rows")
+        return arrived(self._sums)
 
     def _places(self, rows: Rows) -> list[int]:
         if not set(rows) <= set(self._rows):
@@ -312,3 +328,10 @@ def aside(numbers: Tensor) -> Tensor:
         return numbers
     waiting = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     return waiting.copy_(numbers, non_blocking=True)
+
+
+def arrived(waiting: Tensor) -> NDArray[np.float32]:
+    """Return numbers that were put aside, once they are there."""
+    if waiting.is_pinned():
+        torch.cuda.synchronize()
+    return waiting.numpy()

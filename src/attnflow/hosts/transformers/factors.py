@@ -275,14 +275,23 @@ def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iter
 def _compute_again(recording: FactorRecording, forward: Any, *args: Any, **options: Any) -> Any:
     """Run a block of which only its inputs are kept.
 
-    On the way back it runs to its end: what brings offloaded parameters in takes them out there.
+    On the way back it stops where all is there that the way back needs: before its last product.
+    What brings offloaded parameters in takes them out at the block's end, so there it runs on.
     """
     pinned = torch.cuda.is_available()
     keeping = save_on_cpu(pin_memory=pinned) if recording.on_host else nullcontext()
-    with set_checkpoint_early_stop(False), keeping:
+    with set_checkpoint_early_stop(not _brings_parameters(forward)), keeping:
         return checkpoint(
             forward, *args, **options, context_fn=recording.contexts, use_reentrant=False
         )
+
+
+def _brings_parameters(forward: Any) -> bool:
+    """Return whether accelerate puts parameters into the modules of a block while they run."""
+    block = getattr(forward, "__self__", None)
+    if not isinstance(block, nn.Module):  # accelerate's own forward, for one
+        return True
+    return any("_hf_hook" in vars(module) for module in block.modules())
 
 
 def _give_back_forward(module: nn.Module, before: Any) -> None:
