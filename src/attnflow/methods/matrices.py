@@ -8,7 +8,7 @@ measured to reach, stays with itself. docs/how/index.md says whose each kind is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -68,17 +68,20 @@ class MixingMethod(Method, Mixing):
             return Requirements(heads=self.heads, record=(measurement,))
         return Requirements(record=(measurement,))
 
-    def matrix_rows(
+    def passed_by(self, trace: AttentionTrace, index: int) -> float:
+        """Return the share of the skip connection; what is measured holds it already."""
+        return super().passed_by(trace, index) if self.measured_kind is None else 0.0
+
+    def attended_rows(
         self,
         trace: AttentionTrace,
         index: int,
-        rows: Sequence[int] | NDArray[np.intp],
+        places: NDArray[np.intp],
         trim: bool = False,
     ) -> Matrix:
-        """Return these rows of one layer's matrix, `(rows, n)`."""
+        """Return these rows of attention, or of what was measured, `(rows, n)`."""
         if self.measured_kind is None:
-            return super().matrix_rows(trace, index, rows, trim)
-        places = np.asarray(rows, dtype=np.intp)
+            return super().attended_rows(trace, index, places, trim)
         measurement = MEASUREMENTS[self.measured_kind]
         matrix = required(self, trace, measurement)[index, places].astype(np.float64)
         if measurement == _SHARE:

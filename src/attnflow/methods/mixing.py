@@ -80,23 +80,44 @@ class Mixing:
         trace: AttentionTrace,
         index: int,
         rows: Sequence[int] | NDArray[np.intp],
-        trim: bool = False,
     ) -> Matrix:
         """Return these rows of one layer's matrix, `(rows, n)`, without making the others.
 
-        Every step works row by row, so these are the rows of `layer_matrices(trace)[index]`. `trim`
-        allows to leave off columns at the end where these rows are 0.
+        Every step works row by row, so these are the rows of `layer_matrices(trace)[index]`.
+        """
+        places = np.asarray(rows, dtype=np.intp)
+        matrix, share = self.attended_rows(trace, index, places), self.passed_by(trace, index)
+        if share:
+            matrix *= 1 - share
+            matrix[np.arange(len(places)), places] += share
+        return matrix
+
+    def passed_by(self, trace: AttentionTrace, index: int) -> float:
+        """Return the share of the skip connection that is added to `attended_rows`."""
+        if trace.stages is not None and trace.stages[index] == "connector":
+            return 0.0  # of two towers: no attention, and nothing of a token passes it by
+        return float(self.residual_shares(len(trace.layers))[index])
+
+    def attended_rows(
+        self,
+        trace: AttentionTrace,
+        index: int,
+        places: NDArray[np.intp],
+        trim: bool = False,
+    ) -> Matrix:
+        """Return the same rows before the skip connection is added, for the caller to change.
+
+        `trim` allows to leave off columns at the end where these rows are 0.
         """
         if self.receptive_field is not None and trace.kind != "causal":
             raise MethodError(
                 f"receptive_field={self.receptive_field!r} is for causal attention, where "
                 f"early tokens are seen more often; this trace is {trace.kind}."
             )
-        places = np.asarray(rows, dtype=np.intp)
         trim = trim and not (self.drop or self.discard or self.receptive_field)
         mixed = self.mixed_rows(trace, index, places, trim)
         if trace.stages is not None and trace.stages[index] == "connector":
-            return mixed  # of two towers: no attention, and nothing of a token passes it by
+            return mixed
         if self.drop:
             columns = trace.tokens.occurrences_of(self.drop, required=True)
             mixed = without_columns(mixed, columns, places)
@@ -104,9 +125,6 @@ class Mixing:
             mixed = _discard_weakest(mixed, self.discard)
         if self.receptive_field is not None:
             mixed = _weighed_by_field(mixed, self.receptive_field, places)
-        share = self.residual_shares(len(trace.layers))[index]
-        mixed *= 1 - share
-        mixed[np.arange(len(places)), places] += share
         return mixed
 
     def mixed_rows(
@@ -120,9 +138,8 @@ class Mixing:
                 "heads=None to keep every head."
             )
         rows = trace.weight_rows(index, _as_slice(places))
-        end = int(places.max()) + 1
-        if trim and trace.kind == "causal" and not rows[..., end:].max(initial=0):
-            rows = rows[..., :end]
+        if trim and trace.sees_nothing_later:
+            rows = rows[..., : int(places.max()) + 1]
         if trace.mixed_heads is None:
             return mix_heads(rows[None], self.heads)[0]
         return rows[0].astype(np.float64)

@@ -44,9 +44,10 @@ hold them against.
 
 
 def roll_out(
-    trace: AttentionTrace, rows_of: RowsOf, selection: Selection, tops: RowsOf | None = None
+    trace: AttentionTrace, mixing: Mixing, selection: Selection, tops: RowsOf | None = None
 ) -> Rolled:
     """Return the products of the matrices up to each level; `tops` replace the uppermost ones."""
+    rows_of = partial(mixing.matrix_rows, trace)
     rows = sorted({*selection.rows, *spread(trace.length)})
     indices = [trace.layers.index(number) for number in selection.available]
     levels, places = sorted(set(selection.levels)), np.array(rows)
@@ -56,12 +57,22 @@ def roll_out(
             indices,
             levels,
             start=lambda index: (tops or rows_of)(index, places),
-            step=lambda index, vectors: _times(vectors, rows_of, index, _BLOCK, trim=True),
-            join=np.concatenate,
+            step=partial(_step, trace, mixing),
+            join=partial(np.concatenate, axis=1),
         )
     else:
         products = _whole_matrices(rows_of, tops, indices, levels, places, trace.length)
     return _selected(selection, rows, products)
+
+
+def _step(trace: AttentionTrace, mixing: Mixing, index: int, vectors: Matrix) -> Matrix:
+    """Multiply vectors by a layer's matrix; what passes it by is added to them, not to it."""
+    share = mixing.passed_by(trace, index)
+    product = _times(vectors, partial(mixing.attended_rows, trace, trim=True), index, _BLOCK)
+    if share:
+        product *= 1 - share
+        product += share * vectors
+    return product
 
 
 def _selected(selection: Selection, rows: Sequence[int], products: Mapping[int, Matrix]) -> Rolled:
@@ -103,39 +114,39 @@ def _rows_from_the_top(
     step: Step,
     join: Callable[[list[Any]], Any],
 ) -> dict[int, Any]:
-    """Return the same, vector by vector: all levels go down together, a matrix is made once."""
+    """Return the same, vector by vector: all levels go down together, a matrix is made once.
+
+    Vectors are `(targets, levels, n)`, so that those of the latest targets, which reach furthest,
+    stand together at the end.
+    """
     vectors: Any = None
     order: list[int] = []
     for level in range(max(levels), 0, -1):
         index = indices[level - 1]
         if order:
-            vectors = step(index, vectors)
+            shape = vectors.shape
+            vectors = step(index, vectors.reshape(-1, shape[-1])).reshape(shape)
         if level in levels:
-            started = start(index)
+            started = start(index)[:, None]
             vectors = join([vectors, started]) if order else started
             order.append(level)
-    count = len(vectors) // len(order)
-    return {level: vectors[k * count : (k + 1) * count] for k, level in enumerate(order)}
+    return {level: vectors[:, k] for k, level in enumerate(order)}
 
 
-def _times(
-    vectors: Matrix, rows_of: Callable[..., Matrix], index: int, block: int, **trim: bool
-) -> Matrix:
+def _times(vectors: Matrix, rows_of: RowsOf, index: int, block: int) -> Matrix:
     """Multiply vectors by a matrix, a block of its rows at a time; what is out of reach is left.
 
     Of causal attention that is most: a vector is 0 after its target, a row after its own place.
     """
     ends = vectors.shape[1] - (vectors[:, ::-1] != 0).argmax(axis=1)
-    order = np.argsort(ends)
-    ends, vectors = ends[order], vectors[order]
     product = np.zeros_like(vectors)
     for start in range(0, vectors.shape[1], block):
-        first = int(np.searchsorted(ends, start, side="right"))
+        first = int((ends > start).argmax())
         part = vectors[first:, start : start + block]
         if part.any():
-            rows = rows_of(index, np.arange(start, start + part.shape[1]), **trim)
+            rows = rows_of(index, np.arange(start, start + part.shape[1]))
             product[first:, : rows.shape[1]] += part @ rows
-    return product[np.argsort(order)]
+    return product
 
 
 def head_shares(heads: Heads, count: int) -> tuple[float, ...] | None:

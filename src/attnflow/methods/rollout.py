@@ -153,7 +153,7 @@ class Rollout(MixingMethod):
             rolled = roll_out_factors(trace, selection, steps_of(self, trace), top_steps)
         else:
             tops = None if top is None else partial(top.matrix_rows, trace)
-            rolled = roll_out(trace, partial(self.matrix_rows, trace), selection, tops)
+            rolled = roll_out(trace, self, selection, tops)
         values, (others, comparison) = rolled
         if self.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(trace, selection, selection.rows)
