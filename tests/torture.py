@@ -150,6 +150,12 @@ def bench_kills(count: int, folder: Path) -> Count:
     return Count(*torture_evaluation.run_script("kills", count, script=script))
 
 
+def bench_kills_together(count: int, folder: Path) -> Count:
+    """The same of a bench of two processes, the whole or one of them."""
+    script = str(Path(__file__).with_name("torture_bench.py"))
+    return Count(*torture_evaluation.run_script("together", count, script=script))
+
+
 def together(count: int, folder: Path) -> Count:
     """Two runs of `evaluate` on one journal at once."""
     return Count(*torture_evaluation.run_script("together", count))
@@ -206,6 +212,7 @@ KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "kills of evaluate": (kills, 100),
     "kills on prompts": (prompt_kills, 50),
     "kills of the bench": (bench_kills, 50),
+    "kills of a bench of two processes": (bench_kills_together, 50),
     "runs on one journal": (together, 20),
     "kills of corpora": (corpora, 100),
     "kills on Ray": (corpora_on_ray, 20),

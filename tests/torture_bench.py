@@ -1,7 +1,8 @@
 """The bench killed at random moments: no record, and no table, may be lost, doubled or changed.
 
 `python tests/torture_bench.py kills 50 0` kills a run fifty times and goes on with it. Runs are
-forked from one process that has loaded everything, so that a kill costs no start.
+forked from one process that has loaded everything, so that a kill costs no start. With `together`
+a run has two processes beside it, and either the run is killed or one of these.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from attnflow_experiments.bench.tables import bench_report
 from attnflow_experiments.journal import read_journal
 
 METHODS = ("default", "position", "random")
+_OF_WORKERS = 0.5  # of the kills, where there are any
+_PATIENCE = 30  # seconds until a process whose run is gone counts as left behind
 
 
 def save_tiny_model(folder: Path) -> Path:
@@ -87,21 +91,25 @@ def _start(plan: BenchPlan) -> int:
         os._exit(status)
 
 
-def kills(count: int, seed: int, folder: Path) -> tuple[int, list[str]]:
+def kills(count: int, seed: int, folder: Path, *, processes: int = 1) -> tuple[int, list[str]]:
     """Kill runs at random moments and go on with them, a new run whenever one is done."""
     rng, wrong = random.Random(seed), list[str]()
-    whole = make_plan(folder, output=folder / "whole")
+    whole = make_plan(folder, output=folder / "whole", processes=processes)
     begin = time.perf_counter()
     run_bench(whole)
     longest = time.perf_counter() - begin
     expected, run = figures(whole), 0
     before: dict[str, Any] = {}
     for number in range(count):
-        plan = make_plan(folder, output=folder / f"out{run}")
+        plan = make_plan(folder, output=folder / f"out{run}", processes=processes)
         child = _start(plan)
         time.sleep(rng.uniform(0, longest))
-        os.kill(child, signal.SIGKILL)
+        workers = _children(child)
+        struck = rng.choice(workers) if workers and rng.random() < _OF_WORKERS else child
+        with suppress(ProcessLookupError):  # a worker may have ended by itself
+            os.kill(struck, signal.SIGKILL)
         os.waitpid(child, 0)
+        wrong += [f"kill {number}: process {each} went on" for each in _alive(workers)]
         now = figures(plan)
         wrong += [f"kill {number}: {name} was lost" for name in before if now.get(name) is None]
         wrong += [
@@ -119,6 +127,20 @@ def kills(count: int, seed: int, folder: Path) -> tuple[int, list[str]]:
     return count, wrong
 
 
+def _children(process: int) -> list[int]:
+    path = Path(f"/proc/{process}/task/{process}/children")
+    return [int(each) for each in path.read_text(encoding="ascii").split()]
+
+
+def _alive(processes: list[int]) -> list[int]:
+    """Return which processes do not end by themselves."""
+    deadline = time.monotonic() + _PATIENCE
+    while processes and time.monotonic() < deadline:
+        processes = [each for each in processes if Path(f"/proc/{each}").exists()]
+        time.sleep(0.05)
+    return processes
+
+
 def _is_whole(line: str) -> bool:
     try:
         json.loads(line)
@@ -128,11 +150,13 @@ def _is_whole(line: str) -> bool:
 
 
 def main() -> None:
-    """The command line: `kills`, how many, and a seed."""
+    """The command line: `kills` or `together`, how many, and a seed."""
     torch.set_num_threads(1)
+    processes = {"kills": 1, "together": 2}[sys.argv[1]]
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_model(Path(folder))
-        tried, wrong = kills(int(sys.argv[2]), int(sys.argv[3]), Path(folder))
+        count, seed = map(int, sys.argv[2:4])
+        tried, wrong = kills(count, seed, Path(folder), processes=processes)
     print(json.dumps({"tried": tried, "wrong": wrong}))
 
 

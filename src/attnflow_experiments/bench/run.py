@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
@@ -152,6 +153,15 @@ def _run_together(plan: BenchPlan, jobs: Sequence[Job]) -> None:
 
 def _begin(processes: int) -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the run has been killed: it would wait for items for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def run_item(
