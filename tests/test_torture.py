@@ -26,7 +26,7 @@ def test_a_full_disk_destroys_nothing(tmp_path: Path) -> None:
 
 
 def test_every_kind_is_counted() -> None:
-    assert len(torture.KINDS) == 20
+    assert len(torture.KINDS) == 21
 
 
 def test_the_status_says_whether_anything_is_wrong(

@@ -31,7 +31,7 @@ from attnflow_experiments.journal import read_journal
 
 METHODS = ("default", "position", "random")
 _OF_WORKERS = 0.5  # of the kills, where there are any
-_PATIENCE = 30  # seconds until a process whose run is gone counts as left behind
+_PATIENCE = 120  # seconds until a process whose run is gone counts as left behind
 
 
 def save_tiny_model(folder: Path) -> Path:
