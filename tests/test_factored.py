@@ -171,12 +171,16 @@ def test_out_of_memory_is_a_sentence(monkeypatch: Any) -> None:
     model, tokenizer = tiny_decoder()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * 10**9, 150 * 10**9))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 75 * 10**9)
+    reserved = [140 * 10**9, 3 * 10**9]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved.pop(0))
 
     def full(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("attnflow.hosts.transformers.factors.attend", full)
-    with pytest.raises(OutOfMemoryError, match=r"needs more than the device's 150 GB: 75 GB"):
+    with pytest.raises(OutOfMemoryError, match=r"the device's 150 GB: 75 GB .* shorten the text"):
+        capture((model, tokenizer), "the keys to", form="factors")
+    with pytest.raises(OutOfMemoryError, match="Other processes hold 145 GB: run fewer"):
         capture((model, tokenizer), "the keys to", form="factors")
 
 

@@ -237,11 +237,17 @@ def told_memory(model: nn.Module, length: int) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         peak = torch.cuda.max_memory_allocated()
+        others = total - free - torch.cuda.memory_reserved()
+        fix = (
+            "Rollout onto spans (roll_out_spans) keeps one layer at a time and needs least; "
+            "otherwise shorten the text or load the model in bfloat16."
+        )
+        if others > total / 2:
+            fix = f"Other processes hold {size_in_words(others)}: run fewer of them at once."
         raise OutOfMemoryError(
             f"{type(model).__name__} over {length} tokens needs more than the device's "
             f"{size_in_words(total)}: {size_in_words(peak)} were in use at most, and "
-            f"{size_in_words(free)} are free. Rollout onto spans (roll_out_spans) keeps one layer "
-            "at a time and needs least; otherwise shorten the text or load the model in bfloat16."
+            f"{size_in_words(free)} are free. {fix}"
         ) from error
 
 
