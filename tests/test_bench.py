@@ -305,6 +305,35 @@ def test_kills_lose_and_double_nothing(folder: Path) -> None:
     assert kills(3, 0, folder) == (3, [])
 
 
+def test_places_and_lengths_are_told_of_all_answers_and_of_those_that_need_a_source(
+    tmp_path: Path,
+) -> None:
+    """A miss that needs no source counts among all, and not among the others."""
+    cost = dict.fromkeys(COSTS, 1.0)
+    missed, named = {"first": 0.0}, {"first": 1.0, "needed": 1.0}
+    observations = [
+        Observation("a", name, f"{question} {note}", "default", values, cost, note)
+        for question in range(4)
+        for name, note, is_missed in (
+            ("positions", {"documents": 5, "place": 0}, False),
+            ("positions", {"documents": 5, "place": 1}, question == 0),
+            ("lengths", {"length": 1024}, False),
+            ("lengths", {"length": 8192}, question < 2),
+        )
+        for values in [missed if is_missed else named]
+    ]
+    plan = BenchPlan({"a": "a"}, ["positions", "lengths"], ["default"], tmp_path, tmp_path)
+    told = bench_report(plan, Findings(observations, {})).findings
+    assert (
+        "Right first by the default over the places of 5: 0.75 to 1.00, a spread of 0.25." in told
+    )
+    assert any(
+        "where the answer needs it: 1.00 to 1.00, a spread of 0.00." in each for each in told
+    )
+    assert "Right first by the default: 1.00 at 1024 tokens, 0.50 at 8192." in told
+    assert any(each.endswith("needs it: 1.00 at 1024 tokens, 1.00 at 8192.") for each in told)
+
+
 def test_processes_take_an_item_each(folder: Path) -> None:
     """Three of the first four count, as one is left out; they are the same from any process."""
     output, plain = folder / "together", make_plan(folder, samples=3, output=folder / "plain")

@@ -151,33 +151,40 @@ def _verdict(plan: BenchPlan, findings: Findings) -> Iterator[str]:
                         f"{cell.value:+.2f} ({cell.low:+.2f} … {cell.high:+.2f}), n={cell.n}."
                     )
     yield from ahead or ["No method is ahead of the default by more than its interval."]
-    rates = _place_rates(findings)
-    for among, values in rates.items():
-        yield (
-            f"Right first by the default over the places of {among}: {min(values):.2f} to "
-            f"{max(values):.2f}, a spread of {max(values) - min(values):.2f}."
-        )
-    by_length = {
-        length: share(findings.values("lengths", DEFAULT, "first", length=length)).value
-        for length in sorted(
-            {o.note["length"] for o in findings.observations if "length" in o.note}
-        )
-        if findings.values("lengths", DEFAULT, "first", length=length)
-    }
-    if len(by_length) > 1:
-        (short, most), *_, (long, least) = by_length.items()
-        yield f"Right first by the default: {most:.2f} at {short} tokens, {least:.2f} at {long}."
+    for metric, which in (("first", ""), ("needed", ", where the answer needs it")):
+        yield from _over_places(findings, metric, which)
 
 
-def _place_rates(findings: Findings) -> dict[int, list[float]]:
-    notes = {
-        (o.note["documents"], o.note["place"]) for o in findings.observations if "place" in o.note
-    }
-    rates: dict[int, list[float]] = {}
-    for among, place in sorted(notes):
-        values = findings.values("positions", DEFAULT, "first", documents=among, place=place)
+def _over_places(findings: Findings, metric: str, which: str) -> Iterator[str]:
+    """Yield how far the default's rate differs from place to place, and at the ends of lengths."""
+    notes = [each.note for each in findings.observations]
+    for among in sorted({note["documents"] for note in notes if "documents" in note}):
+        values = _rates(findings, "positions", metric, "place", documents=among).values()
         if values:
-            rates.setdefault(among, []).append(share(values).value)
+            yield (
+                f"Right first by the default over the places of {among}{which}: "
+                f"{min(values):.2f} to {max(values):.2f}, a spread of "
+                f"{max(values) - min(values):.2f}."
+            )
+    lengths = _rates(findings, "lengths", metric, "length")
+    if len(lengths) > 1:
+        (short, most), *_, (long, least) = lengths.items()
+        yield (
+            f"Right first by the default{which}: {most:.2f} at {short} tokens, {least:.2f} at "
+            f"{long}."
+        )
+
+
+def _rates(
+    findings: Findings, data_set: str, metric: str, divided: str, **note: int
+) -> dict[int, float]:
+    """Return the default's mean of a metric at each place, or length, in their order."""
+    notes = [each.note for each in findings.observations if each.data_set == data_set]
+    rates: dict[int, float] = {}
+    for each in sorted({own[divided] for own in notes if divided in own}):
+        values = findings.values(data_set, DEFAULT, metric, **note, **{divided: each})
+        if values:
+            rates[each] = share(values).value
     return rates
 
 
