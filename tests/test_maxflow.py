@@ -34,6 +34,7 @@ from attnflow.maxflow import (
     solve_pairs,
 )
 from attnflow.maxflow.bounds import ceiling, from_layer_below, reachable_ceiling
+from attnflow.maxflow.columns import HIGHEST, SortedColumn
 from attnflow.maxflow.kernel import solve_run
 from attnflow.maxflow.scaling import scale
 from attnflow.maxflow.state import DRAWN, FREE, build_graph, new_work
@@ -367,6 +368,7 @@ def test_every_pair_starts_from_a_clean_graph(remembered: int) -> None:
     np.testing.assert_array_equal(work.residual, graph.capacity)
     np.testing.assert_array_equal(work.forward, graph.positive)
     assert not work.backward.any()
+    assert not work.flow.any()
     np.testing.assert_array_equal(work.draft.residual, graph.coarse.capacity)
     assert work.draft.plan[FREE].all()
     assert not work.draft.plan[DRAWN].any()
@@ -495,6 +497,41 @@ def test_changes_of_ends_keep_every_flow_exact(kind: str) -> None:
                 upper[part],
             )  # fmt: skip
         np.testing.assert_array_equal(lower, alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("remembered", [10**6, 5])
+def test_sorted_positions_have_the_same_flows(kind: str, remembered: int) -> None:
+    """Of one source token after another, all targets and some, and the memory is left clean."""
+    random = np.random.default_rng(22)
+    for n in (5, 16, 70):
+        scaled = scale(dyadic(KINDS[kind](random, HIGHEST, n)), 1e-6)
+        graph = build_graph(scaled.integers)
+        work, column = new_work(graph), SortedColumn(graph)
+        column.work = column.work._replace(touched=column.work.touched[:remembered])
+        for source in random.integers(n, size=4).tolist():
+            for layer in (3, HIGHEST, 3):
+                targets = random.permutation(n)[: random.integers(1, n + 1)]
+                pairs = targets, np.full(len(targets), source)
+                most = reachable_ceiling(scaled, layer, *pairs)
+                lower, upper = (np.zeros(len(targets), np.int64) for _ in range(2))
+                solve_run(graph, work, layer, *pairs, most, 0, lower, upper)
+                for values in column.solve(layer, *pairs, most):
+                    np.testing.assert_array_equal(values, lower)
+            sorted_edges = graph.capacity[2:HIGHEST, column.order][:, :, column.order]
+            np.testing.assert_array_equal(column.work.residual[2:HIGHEST], sorted_edges)
+            np.testing.assert_array_equal(column.work.forward, column.positive)
+            assert not column.work.flow.any()
+            assert not column.work.backward.any()
+
+
+def test_what_passes_most_on_to_the_source_token_stands_in_front() -> None:
+    capacities = np.zeros((HIGHEST, 4, 4))
+    capacities[0, :, 1], capacities[1, :, 1] = (0.1, 0.2, 0.4, 0.3), (0, 0, 0, 0.5)
+    graph = build_graph(scale(capacities, 1e-6).integers)
+    column = SortedColumn(graph)
+    column.solve(3, *(np.array([each]) for each in (0, 1, 0)))
+    assert column.order[:4].tolist() == [3, 2, 1, 0]
 
 
 def test_the_causal_ceiling_holds_and_is_where_deep_decoders_end() -> None:

@@ -91,8 +91,8 @@ def load_plan(graph: Graph, work: Work, layer: int, target: int, source: int, ce
         0, 0,
     )  # fmt: skip
     value = commit(
-        graph.capacity, graph.transposed, work.residual, work.forward, work.backward, work.touched,
-        work.counts, work.ends, graph.coarse, work.draft, layer, target, source,
+        graph.capacity, graph.transposed, work.residual, work.flow, work.forward, work.backward,
+        work.touched, work.counts, work.ends, graph.coarse, work.draft, layer, target, source,
     )  # fmt: skip
     drop_plan(graph.coarse, work.draft)
     return int(value)
@@ -109,6 +109,7 @@ def test_a_plan_is_a_flow(kind: str, depth: int, n: int) -> None:
         value = load_plan(graph, work, depth, target, source, most_of_it)
         flow = graph.capacity - work.residual
         flow[[1, depth]] = 0
+        np.testing.assert_array_equal(flow, work.flow)
         flow[depth, target] = graph.capacity[depth, target] - work.ends[TARGET]
         flow[1, :, source] = graph.capacity[1, :, source] - work.ends[SOURCE]
         assert (flow >= 0).all()
@@ -118,10 +119,11 @@ def test_a_plan_is_a_flow(kind: str, depth: int, n: int) -> None:
         assert flow[depth].sum() == flow[1].sum() == value
         assert value <= most_of_it
         clean(
-            graph.capacity, graph.positive, work.residual, work.forward, work.backward,
-            work.touched, work.counts, depth,
+            graph.positive, work.residual, work.flow, work.forward, work.backward, work.touched,
+            work.counts, depth,
         )  # fmt: skip
         np.testing.assert_array_equal(work.residual, graph.capacity)
+        assert not work.flow.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

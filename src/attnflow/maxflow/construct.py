@@ -218,9 +218,9 @@ def plan_pair(
 
 @compiled
 def commit(
-    capacity: Integers, transposed: Integers, residual: Integers, forward: Words, backward: Words,
-    touched: Integers, counts: Integers, ends: Integers, coarse: Coarse, draft: Draft, layer: int,
-    target: int, source: int,
+    capacity: Integers, transposed: Integers, residual: Integers, flow: Integers, forward: Words,
+    backward: Words, touched: Integers, counts: Integers, ends: Integers, coarse: Coarse,
+    draft: Draft, layer: int, target: int, source: int,
 ) -> int:  # fmt: skip
     """Write a plan, of which no end was rounded up, into the residual graph; returns its value."""
     short, short_transposed, _, shift, _ = coarse
@@ -249,18 +249,31 @@ def commit(
         for v in range(n):
             amount = short[m, u, v] - used[m, u, v]
             if amount > 0:
-                send_down(residual, forward, backward, touched, counts, m, u, v, amount << shift)
+                send_down(
+                    residual, flow, forward, backward, touched, counts, m, u, v, amount << shift
+                )
     for c in range(noted[COLUMNS]):
         m, v = columns[c] >> 20, columns[c] & 0xFFFFF
         for u in range(n):
             amount = drawn[c, u]
             if amount > 0 and plan[FREE, m, u] > 0:  # else it is in the row already
-                send_down(residual, forward, backward, touched, counts, m, u, v, amount << shift)
+                send_down(
+                    residual, flow, forward, backward, touched, counts, m, u, v, amount << shift
+                )
     for m in range(layer - 1, 1, -1):
         amount = channels[DIRECT, m]
         if amount > 0:
             send_down(
-                residual, forward, backward, touched, counts, m, target, source, amount << shift
+                residual,
+                flow,
+                forward,
+                backward,
+                touched,
+                counts,
+                m,
+                target,
+                source,
+                amount << shift,
             )
         for v in range(n):
             into, out = 0, 0
@@ -269,9 +282,13 @@ def commit(
             if m <= lower:
                 out = short_transposed[m, source, v] - plan[COLUMN, m, v]
             if into > 0:
-                send_down(residual, forward, backward, touched, counts, m, target, v, into << shift)
+                send_down(
+                    residual, flow, forward, backward, touched, counts, m, target, v, into << shift
+                )
             if out > 0:
-                send_down(residual, forward, backward, touched, counts, m, v, source, out << shift)
+                send_down(
+                    residual, flow, forward, backward, touched, counts, m, v, source, out << shift
+                )
             held = vectors[SUPPLY, v] - out - plan[MOVED_OUT, m, v]
             vectors[SUPPLY, v] = held + into + plan[MOVED_IN, m, v]
             if v == target:
@@ -279,7 +296,9 @@ def commit(
             elif v == source:
                 held = short[m, v, v] - channels[SOURCE, m]
             if held > 0:
-                send_down(residual, forward, backward, touched, counts, m, v, v, held << shift)
+                send_down(
+                    residual, flow, forward, backward, touched, counts, m, v, v, held << shift
+                )
     return value << shift
 
 

@@ -10,8 +10,8 @@ from attnflow.maxflow.state import TOUCHED, Integers, Words
 
 @inlined
 def send_down(
-    residual: Integers, forward: Words, backward: Words, touched: Integers, counts: Integers,
-    m: int, u: int, v: int, amount: int,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, m: int, u: int, v: int, amount: int,
 ) -> None:  # fmt: skip
     """Put `amount` on edge (m, u, v), and note the edge for cleaning when it had no flow.
 
@@ -23,6 +23,7 @@ def send_down(
         if count < touched.shape[0]:
             touched[count] = (m << 40) | (u << 20) | v
         counts[TOUCHED] = count + 1
+    flow[m, u, v] += amount
     left = residual[m, u, v] - amount
     residual[m, u, v] = left
     if left == 0:
@@ -31,20 +32,21 @@ def send_down(
 
 @inlined
 def take_back(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, m: int, u: int,
-    v: int, amount: int,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, m: int, u: int, v: int,
+    amount: int,
 ) -> None:  # fmt: skip
     """Take `amount` off the flow of edge (m, u, v)."""
     forward[m, u, v >> 6] |= bit(v)
-    space = residual[m, u, v] + amount
-    residual[m, u, v] = space
-    if space == capacity[m, u, v]:
+    residual[m, u, v] += amount
+    left = flow[m, u, v] - amount
+    flow[m, u, v] = left
+    if left == 0:
         backward[m, v, u >> 6] &= ~bit(u)
 
 
 @compiled
 def clean(
-    capacity: Integers, positive: Words, residual: Integers, forward: Words, backward: Words,
+    positive: Words, residual: Integers, flow: Integers, forward: Words, backward: Words,
     touched: Integers, counts: Integers, layer: int,
 ) -> None:  # fmt: skip
     """Back to zero flow.  Edges were noted when flow first entered them; bits are block-copied."""
@@ -53,7 +55,8 @@ def clean(
     for t in range(min(counts[TOUCHED], touched.shape[0])):
         edge = touched[t]
         m, u, v = edge >> 40, (edge >> 20) & mask, edge & mask
-        residual[m, u, v] = capacity[m, u, v]
+        residual[m, u, v] += flow[m, u, v]
+        flow[m, u, v] = 0
     forgotten = counts[TOUCHED] > touched.shape[0]
     for m in range(2, layer):
         for u in range(n):
@@ -62,5 +65,6 @@ def clean(
                 backward[m, u, w] = NONE
             if forgotten:
                 for v in range(n):
-                    residual[m, u, v] = capacity[m, u, v]
+                    residual[m, u, v] += flow[m, u, v]
+                    flow[m, u, v] = 0
     counts[TOUCHED] = 0

@@ -23,6 +23,7 @@ from attnflow.maxflow.bounds import (
     reachable_ceiling,
     two_layers,
 )
+from attnflow.maxflow.columns import HIGHEST, SortedColumn
 from attnflow.maxflow.kernel import SEARCHED, plan_run, solve_run
 from attnflow.maxflow.results import Decided, FlowResult
 from attnflow.maxflow.scaling import Scaled
@@ -38,6 +39,8 @@ MANY = 192
 """Among so many positions there are more ways down: flows are saturated a layer earlier."""
 DEEP = 9
 """From this layer on the middle of the graph is squeezed, or climbed over by bounds."""
+FEW_TARGETS = 4
+"""Of all positions, one in so many must be a target before it pays to sort them all."""
 ENDS, CAUSAL_ENDS = 3, 8
 """How many layers a squeezed graph keeps at either end; a causal mask leaves fewer ways down."""
 
@@ -105,6 +108,11 @@ class Scratch:
     def work(self) -> Work:
         """Memory for the whole graph."""
         return new_work(self.query.graph)
+
+    @cached_property
+    def column(self) -> SortedColumn:
+        """The lowest layers, sorted for one source token at a time."""
+        return SortedColumn(self.query.graph)
 
     def squeeze(self, layer: int, ends: int) -> tuple[Graph, Work]:
         """The squeezed graph below `layer` and memory for it."""
@@ -217,9 +225,19 @@ def solve_open(
         firm = FIRM - 1 if query.length >= MANY else FIRM
         stubborn = (layer < firm and slack == 0) or causal
         pairs = targets[short], sources[short], upper[short], slack
-        _solve_run(query.graph, scratch.work, layer, *pairs, stubborn, lows, highs, ways)
+        crowded = layer <= HIGHEST and _share_source(pairs[1], query.length)
+        if stubborn and crowded and not causal:
+            lows, highs = scratch.column.solve(layer, *pairs[:3])
+            ways[:] = SEARCHED
+        else:
+            _solve_run(query.graph, scratch.work, layer, *pairs, stubborn, lows, highs, ways)
         lower[short], upper[short], how[short] = lows, highs, ways
     return lower, upper, how
+
+
+def _share_source(sources: Integers, length: int) -> bool:
+    """Return whether pairs are of one source token, and enough of them to sort positions for it."""
+    return len(sources) * FEW_TARGETS >= length and bool((sources == sources[0]).all())
 
 
 def _solve_run(

@@ -237,7 +237,7 @@ def _run_orders(
     """Write what each player adds in each order to `gains[order, player]`.  Layer >= 2."""
     capacity, _, positive, _, _ = graph
     (
-        residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
+        residual, flow, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
         touched, counts, _,
     ) = work  # fmt: skip
     n = ends.shape[1]
@@ -257,13 +257,13 @@ def _run_orders(
                 ends[SOURCE, v] += columns[player, v]
             before = value
             value, _optimal = search(
-                capacity, residual, forward, backward, touched, counts, ends, open_ends, unseen,
+                residual, flow, forward, backward, touched, counts, ends, open_ends, unseen,
                 slot_nodes, slots, newest, path, layer, value, most,
             )  # fmt: skip
             gains[o, player] = value - before
             if value == most:  # nothing is left for those who come later
                 break
-        clean(capacity, positive, residual, forward, backward, touched, counts, layer)
+        clean(positive, residual, flow, forward, backward, touched, counts, layer)
 
 
 @compiled
@@ -277,7 +277,7 @@ def _run_subsets(
     """
     capacity, _, positive, _, _ = graph
     (
-        residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
+        residual, flow, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
         touched, counts, _,
     ) = work  # fmt: skip
     n = ends.shape[1]
@@ -301,10 +301,10 @@ def _run_subsets(
             following[v] = before[v] + sign * columns[player, v]
         value = change_ends(before, following, ends, SOURCE, SURPLUS)
         value, _optimal = search(
-            capacity, residual, forward, backward, touched, counts, ends, open_ends, unseen,
+            residual, flow, forward, backward, touched, counts, ends, open_ends, unseen,
             slot_nodes, slots, newest, path, layer, value, most,
         )  # fmt: skip
         worth[subset] = value
         for v in range(n):
             before[v] = following[v]
-    clean(capacity, positive, residual, forward, backward, touched, counts, layer)
+    clean(positive, residual, flow, forward, backward, touched, counts, layer)

@@ -63,7 +63,7 @@ def change_ends(
 
 @inlined
 def swap_targets(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, layer: int, taker: int, giver: int,
 ) -> int:  # fmt: skip
     """Flow that `giver` sends beyond its end is sent by `taker` instead: down its own channel to
@@ -78,24 +78,25 @@ def swap_targets(
         most = min(ends[TARGET, taker], ends[EXCESS, giver])
         for k in range(m + 1, layer):
             most = min(most, residual[k, taker, taker])
-            most = min(most, capacity[k, giver, giver] - residual[k, giver, giver])
+            most = min(most, flow[k, giver, giver])
         left = most
         if left <= 0:
             continue
         for w in range(ends.shape[1]):
-            flow = capacity[m, giver, w] - residual[m, giver, w]
-            amount = min(min(residual[m, taker, w], flow), left)
+            amount = min(min(residual[m, taker, w], flow[m, giver, w]), left)
             if amount > 0:
-                send_down(residual, forward, backward, touched, counts, m, taker, w, amount)
-                take_back(capacity, residual, forward, backward, m, giver, w, amount)
+                send_down(residual, flow, forward, backward, touched, counts, m, taker, w, amount)
+                take_back(residual, flow, forward, backward, m, giver, w, amount)
                 left -= amount
                 if left == 0:
                     break
         amount = most - left
         if amount > 0:
             for k in range(m + 1, layer):
-                send_down(residual, forward, backward, touched, counts, k, taker, taker, amount)
-                take_back(capacity, residual, forward, backward, k, giver, giver, amount)
+                send_down(
+                    residual, flow, forward, backward, touched, counts, k, taker, taker, amount
+                )
+                take_back(residual, flow, forward, backward, k, giver, giver, amount)
             ends[TARGET, taker] -= amount
             ends[EXCESS, giver] -= amount
             value += amount
@@ -104,7 +105,7 @@ def swap_targets(
 
 @inlined
 def swap_sources(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, layer: int, taker: int, giver: int,
 ) -> int:  # fmt: skip
     """The mirror of `swap_targets`: what `giver` passes on beyond its end, `taker` passes on."""
@@ -113,7 +114,7 @@ def swap_sources(
         most = min(ends[SOURCE, taker], ends[SURPLUS, giver])
         for k in range(2, m):
             most = min(most, residual[k, taker, taker])
-            most = min(most, capacity[k, giver, giver] - residual[k, giver, giver])
+            most = min(most, flow[k, giver, giver])
         left = most
         if left <= 0:
             continue
@@ -122,17 +123,20 @@ def swap_sources(
             while nodes != NONE and left > 0:
                 w = (x << 6) + trailing_zeros(nodes)
                 nodes &= nodes - ONE
-                flow = capacity[m, w, giver] - residual[m, w, giver]
-                amount = min(min(residual[m, w, taker], flow), left)
+                amount = min(min(residual[m, w, taker], flow[m, w, giver]), left)
                 if amount > 0:
-                    send_down(residual, forward, backward, touched, counts, m, w, taker, amount)
-                    take_back(capacity, residual, forward, backward, m, w, giver, amount)
+                    send_down(
+                        residual, flow, forward, backward, touched, counts, m, w, taker, amount
+                    )
+                    take_back(residual, flow, forward, backward, m, w, giver, amount)
                     left -= amount
         amount = most - left
         if amount > 0:
             for k in range(2, m):
-                send_down(residual, forward, backward, touched, counts, k, taker, taker, amount)
-                take_back(capacity, residual, forward, backward, k, giver, giver, amount)
+                send_down(
+                    residual, flow, forward, backward, touched, counts, k, taker, taker, amount
+                )
+                take_back(residual, flow, forward, backward, k, giver, giver, amount)
             ends[SOURCE, taker] -= amount
             ends[SURPLUS, giver] -= amount
             value += amount
@@ -194,8 +198,8 @@ def solve_run(
     """
     capacity, transposed, positive, causal, _ = graph
     (
-        residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
-        touched, counts, _,
+        residual, flow, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest,
+        path, touched, counts, _,
     ) = work  # fmt: skip
     count = targets.shape[0]
     target, source, loaded = natural(0), natural(0), False  # the pair whose flow is loaded
@@ -209,20 +213,18 @@ def solve_run(
                 capacity[layer, target], capacity[layer, targets[t]], ends, TARGET, EXCESS
             )
             value += swap_targets(
-                capacity, residual, forward, backward, touched, counts, ends, layer, targets[t],
-                target,
+                residual, flow, forward, backward, touched, counts, ends, layer, targets[t], target,
             )  # fmt: skip
         elif loaded and targets[t] == target and way == TARGET:
             value = change_ends(
                 transposed[1, source], transposed[1, sources[t]], ends, SOURCE, SURPLUS
             )
             value += swap_sources(
-                capacity, residual, forward, backward, touched, counts, ends, layer, sources[t],
-                source,
+                residual, flow, forward, backward, touched, counts, ends, layer, sources[t], source,
             )  # fmt: skip
         else:
             if loaded:
-                clean(capacity, positive, residual, forward, backward, touched, counts, layer)
+                clean(positive, residual, flow, forward, backward, touched, counts, layer)
             loaded = True
             value = begin(graph, work, layer, targets[t], sources[t], ceilings[t])
             way = SOURCE if t + 1 < count and sources[t + 1] == sources[t] else TARGET
@@ -233,14 +235,14 @@ def solve_run(
             hide_before(floor, ends.shape[1], unseen)
         if value < enough:
             value, optimal = search(
-                capacity, residual, forward, backward, touched, counts, ends, open_ends, unseen,
+                residual, flow, forward, backward, touched, counts, ends, open_ends, unseen,
                 slot_nodes, slots, newest, path, layer, value, enough,
             )  # fmt: skip
             if optimal:
                 upper[t] = value
         lower[t] = value
     if loaded:
-        clean(capacity, positive, residual, forward, backward, touched, counts, layer)
+        clean(positive, residual, flow, forward, backward, touched, counts, layer)
 
 
 @inlined
@@ -252,7 +254,7 @@ def begin(graph: Graph, work: Work, layer: int, target: int, source: int, ceilin
         natural(0),
     )  # fmt: skip
     value = commit(
-        capacity, transposed, work.residual, work.forward, work.backward, work.touched,
+        capacity, transposed, work.residual, work.flow, work.forward, work.backward, work.touched,
         work.counts, work.ends, coarse, work.draft, layer, target, source,
     )  # fmt: skip
     drop_plan(coarse, work.draft)
@@ -263,12 +265,12 @@ def begin(graph: Graph, work: Work, layer: int, target: int, source: int, ceilin
 def solve_open(graph: Graph, work: Work, layer: int, target: int, source: int) -> int:
     """Solve one pair at layer >= 2 to its minimum cut and leave flow and cut in `work`."""
     (
-        residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
-        touched, counts, _,
+        residual, flow, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest,
+        path, touched, counts, _,
     ) = work  # fmt: skip
     value = begin(graph, work, layer, target, source, UNBOUNDED)
     value, _ = search(
-        graph.capacity, residual, forward, backward, touched, counts, ends, open_ends, unseen,
+        residual, flow, forward, backward, touched, counts, ends, open_ends, unseen,
         slot_nodes, slots, newest, path, layer, value, UNBOUNDED,
     )  # fmt: skip
     return value

@@ -146,6 +146,17 @@ def _union(typing_context: Any, vector: Any) -> Any:
     return signature, generate
 
 
+def _in_use(typing_context: Any, vector: Any) -> Any:
+    signature = types.uint64(vector)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        nothing = ir.Constant(arguments[0].type, None)
+        used = builder.icmp_unsigned("!=", arguments[0], nothing)
+        return builder.zext(builder.bitcast(used, ir.IntType(LANES)), ir.IntType(64))
+
+    return signature, generate
+
+
 def _members(typing_context: Any, vector: Any, amount: Any) -> Any:
     signature = types.uint64(vector, types.int64)
 
@@ -198,6 +209,12 @@ without = cast(
     intrinsic(_elementwise(lambda b, x, y: b.and_(x, b.not_(y)))),
 )
 """The bits of the first that are not set in the second."""
+both = cast(
+    Callable[[Vector, Vector], Vector], intrinsic(_elementwise(lambda b, x, y: b.and_(x, y)))
+)
+"""The bits that are set in both."""
+in_use = cast(Callable[[Vector], np.uint64], intrinsic(_in_use))
+"""Which of the eight words have any bit set, as bits."""
 union = cast(Callable[[Vector], np.uint64], intrinsic(_union))
 """The bits that are set in any of the eight words."""
 total = cast(Callable[[Vector], int], intrinsic(_total))

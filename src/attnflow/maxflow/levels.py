@@ -7,10 +7,22 @@ slot to the slot below or above it at the next distance, so two slot numbers per
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, natural, trailing_zeros
-from attnflow.maxflow.lanes import LANES, add, load, members, store, union, without
+from attnflow.maxflow.lanes import (
+    LANES,
+    add,
+    both,
+    in_use,
+    load,
+    members,
+    store,
+    union,
+    without,
+)
 from attnflow.maxflow.state import (
     ABOVE,
     BELOW,
@@ -42,8 +54,7 @@ def reach(
     reached = NONE
     # Flow that could be taken back is on few edges, so that most words of unseen nodes are never
     # used up: eight of them cost as much as one.
-    wide = words - words % LANES
-    for x in range(0, wide, LANES):
+    for x in range(0, words, LANES):
         before = load(unseen[layer], x)
         left = before
         for w in range(words):
@@ -57,17 +68,6 @@ def reach(
         store(unseen[layer], x, left)
         store(slot_nodes[into], x, add(load(slot_nodes[into], x), without(before, left)))
         reached |= union(load(slot_nodes[into], x))
-    for x in range(wide, words):
-        last = unseen[layer, x]
-        for w in range(words):
-            members = slot_nodes[slot, w]
-            while members != NONE and last != NONE:
-                u = (w << 6) + trailing_zeros(members)
-                members &= members - ONE
-                last &= ~arcs[at, u, x]
-        slot_nodes[into, x] |= unseen[layer, x] ^ last
-        unseen[layer, x] = last
-        reached |= slot_nodes[into, x]
     if into == free:
         if reached == NONE:
             return -1
@@ -128,12 +128,22 @@ def find_distances(
 
 
 @inlined
+def common_words(arcs: Words, at: int, node: int, slot_nodes: Words, slot: int, x: int) -> Any:
+    """Which of eight words from `x` on have nodes of `slot` that `node` has an arc to, as bits.
+
+    Most have none: to look at each of them in turn is what a processor foresees worst.
+    """
+    return in_use(both(load(arcs[at, node], x), load(slot_nodes[slot], x)))
+
+
+@inlined
 def first_common(arcs: Words, at: int, node: int, slot_nodes: Words, slot: int) -> int:
     """The first node of `slot` that `node` has an arc to, or -1."""
-    for w in range(slot_nodes.shape[1]):
-        common = arcs[at, node, w] & slot_nodes[slot, w]
-        if common != NONE:
-            return (w << 6) + trailing_zeros(common)
+    for x in range(0, slot_nodes.shape[1], LANES):
+        words = common_words(arcs, at, node, slot_nodes, slot, x)
+        if words != NONE:
+            w = x + trailing_zeros(words)
+            return (w << 6) + trailing_zeros(arcs[at, node, w] & slot_nodes[slot, w])
     return -1
 
 

@@ -15,7 +15,14 @@ from __future__ import annotations
 
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, natural, trailing_zeros
 from attnflow.maxflow.edges import send_down, take_back
-from attnflow.maxflow.levels import find_distances, first_common, leave_dead_ends, mark_open
+from attnflow.maxflow.lanes import LANES
+from attnflow.maxflow.levels import (
+    common_words,
+    find_distances,
+    first_common,
+    leave_dead_ends,
+    mark_open,
+)
 from attnflow.maxflow.state import (
     ABOVE,
     ASKED,
@@ -41,51 +48,59 @@ that begins with small ones leaves more to longer paths."""
 
 @inlined
 def fan_out(
-    residual: Integers, forward: Words, backward: Words, touched: Integers, counts: Integers,
-    ends: Integers, open_ends: Words, slot_nodes: Words, u: int, goal: int, left: int,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, u: int, goal: int,
+    left: int,
 ) -> int:  # fmt: skip
     """From node (2, u), hand up to `left` to the source token through all open nodes of layer 1."""
-    for w in range(slot_nodes.shape[1]):
-        nodes = forward[2, u, w] & slot_nodes[goal, w]
-        while nodes != NONE:
-            v = (w << 6) + trailing_zeros(nodes)
-            nodes &= nodes - ONE
-            below = ends[SOURCE, v]
-            amount = min(left, min(residual[2, u, v], below))
-            send_down(residual, forward, backward, touched, counts, 2, u, v, amount)
-            ends[SOURCE, v] = below - amount
-            if below == amount:
-                open_ends[SOURCE, w] &= ~bit(v)
-                slot_nodes[goal, w] &= ~bit(v)
-            left -= amount
-            if left == 0:
-                return 0
+    for x in range(0, slot_nodes.shape[1], LANES):
+        words = common_words(forward, 2, u, slot_nodes, goal, x)
+        while words != NONE:
+            w = x + trailing_zeros(words)
+            words &= words - ONE
+            nodes = forward[2, u, w] & slot_nodes[goal, w]
+            while nodes != NONE:
+                v = (w << 6) + trailing_zeros(nodes)
+                nodes &= nodes - ONE
+                below = ends[SOURCE, v]
+                amount = min(left, min(residual[2, u, v], below))
+                send_down(residual, flow, forward, backward, touched, counts, 2, u, v, amount)
+                ends[SOURCE, v] = below - amount
+                if below == amount:
+                    open_ends[SOURCE, w] &= ~bit(v)
+                    slot_nodes[goal, w] &= ~bit(v)
+                left -= amount
+                if left == 0:
+                    return 0
     return left
 
 
 # The mirror of fan_out. One body for both would branch in the innermost loop of the search.
 @inlined
 def fan_up(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, ends: Integers,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, ends: Integers,
     open_ends: Words, slot_nodes: Words, top: int, u: int, goal: int, left: int,
 ) -> int:  # fmt: skip
     """From node (top - 1, u), give up to `left` back to nodes of layer `top` with excess."""
-    for w in range(slot_nodes.shape[1]):
-        nodes = backward[top, u, w] & slot_nodes[goal, w]
-        while nodes != NONE:
-            v = (w << 6) + trailing_zeros(nodes)
-            nodes &= nodes - ONE
-            above = ends[EXCESS, v]
-            flow = capacity[top, v, u] - residual[top, v, u]
-            amount = min(left, min(flow, above))
-            take_back(capacity, residual, forward, backward, top, v, u, amount)
-            ends[EXCESS, v] = above - amount
-            if above == amount:
-                open_ends[EXCESS, w] &= ~bit(v)
-                slot_nodes[goal, w] &= ~bit(v)
-            left -= amount
-            if left == 0:
-                return 0
+    for x in range(0, slot_nodes.shape[1], LANES):
+        words = common_words(backward, top, u, slot_nodes, goal, x)
+        while words != NONE:
+            w = x + trailing_zeros(words)
+            words &= words - ONE
+            nodes = backward[top, u, w] & slot_nodes[goal, w]
+            while nodes != NONE:
+                v = (w << 6) + trailing_zeros(nodes)
+                nodes &= nodes - ONE
+                above = ends[EXCESS, v]
+                amount = min(left, min(flow[top, v, u], above))
+                take_back(residual, flow, forward, backward, top, v, u, amount)
+                ends[EXCESS, v] = above - amount
+                if above == amount:
+                    open_ends[EXCESS, w] &= ~bit(v)
+                    slot_nodes[goal, w] &= ~bit(v)
+                left -= amount
+                if left == 0:
+                    return 0
     return left
 
 
@@ -99,19 +114,19 @@ def exits(slots: Integers, s: int, layer: int) -> tuple[int, int]:
 
 @inlined
 def deliver(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, layer: int, below: int,
     above: int, u: int, left: int,
 ) -> int:  # fmt: skip
     """Hand up to `left` from node `u` to ends of its `exits`; returns the rest."""
     if below >= 0:
         left = fan_out(
-            residual, forward, backward, touched, counts, ends, open_ends, slot_nodes, u, below,
-            left,
+            residual, flow, forward, backward, touched, counts, ends, open_ends, slot_nodes, u,
+            below, left,
         )  # fmt: skip
     if left > 0 and above >= 0:
         left = fan_up(
-            capacity, residual, forward, backward, ends, open_ends, slot_nodes, layer - 1, u,
+            residual, flow, forward, backward, ends, open_ends, slot_nodes, layer - 1, u,
             above, left,
         )  # fmt: skip
     return left
@@ -119,7 +134,7 @@ def deliver(
 
 @inlined
 def deliver_through(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, slots: Integers,
     layer: int, s: int, u: int, left: int,
 ) -> int:  # fmt: skip
@@ -134,32 +149,38 @@ def deliver_through(
             continue
         arcs = backward if up else forward
         below, above = exits(slots, into, layer)
-        for w in range(slot_nodes.shape[1]):
-            nodes = arcs[k + up, u, w] & slot_nodes[into, w]
-            while nodes != NONE and left > 0:
-                v = (w << 6) + trailing_zeros(nodes)
-                nodes &= nodes - ONE
-                room = capacity[k + 1, v, u] - residual[k + 1, v, u] if up else residual[k, u, v]
-                most = min(left, room)
-                rest = deliver(
-                    capacity, residual, forward, backward, touched, counts, ends, open_ends,
-                    slot_nodes, layer, below, above, v, most,
-                )  # fmt: skip
-                if rest > 0:
-                    slot_nodes[into, w] &= ~bit(v)
-                amount = most - rest
-                if amount > 0:
+        for x in range(0, slot_nodes.shape[1], LANES):
+            words = common_words(arcs, k + up, u, slot_nodes, into, x)
+            while words != NONE and left > 0:
+                w = x + trailing_zeros(words)
+                words &= words - ONE
+                nodes = arcs[k + up, u, w] & slot_nodes[into, w]
+                while nodes != NONE and left > 0:
+                    v = (w << 6) + trailing_zeros(nodes)
+                    nodes &= nodes - ONE
+                    most = min(left, flow[k + 1, v, u] if up else residual[k, u, v])
+                    rest = deliver(
+                        residual, flow, forward, backward, touched, counts, ends, open_ends,
+                        slot_nodes, layer, below, above, v, most,
+                    )  # fmt: skip
+                    if rest > 0:
+                        slot_nodes[into, w] &= ~bit(v)
+                    amount = most - rest
+                    if amount == 0:
+                        continue
                     left -= amount
                     if up:
-                        take_back(capacity, residual, forward, backward, k + 1, v, u, amount)
+                        take_back(residual, flow, forward, backward, k + 1, v, u, amount)
                     else:
-                        send_down(residual, forward, backward, touched, counts, k, u, v, amount)
+                        send_down(
+                            residual, flow, forward, backward, touched, counts, k, u, v, amount
+                        )
     return left
 
 
 @inlined
 def push_from(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, slots: Integers,
     path: Integers, layer: int, first: int, start: int, asked: int, distance: int,
 ) -> int:  # fmt: skip
@@ -190,12 +211,12 @@ def push_from(
         elif d == distance - 1:
             below, above = exits(slots, s, layer)
             left = deliver(
-                capacity, residual, forward, backward, touched, counts, ends, open_ends,
+                residual, flow, forward, backward, touched, counts, ends, open_ends,
                 slot_nodes, layer, below, above, u, left,
             )  # fmt: skip
         elif d == distance - 2:
             left = deliver_through(
-                capacity, residual, forward, backward, touched, counts, ends, open_ends,
+                residual, flow, forward, backward, touched, counts, ends, open_ends,
                 slot_nodes, slots, layer, s, u, left,
             )  # fmt: skip
         else:
@@ -210,7 +231,7 @@ def push_from(
             if v < 0 and slots[s, ABOVE] >= 0:
                 v = first_common(backward, k + 1, u, slot_nodes, slots[s, ABOVE])
                 if v >= 0:
-                    room = capacity[k + 1, v, u] - residual[k + 1, v, u]
+                    room = flow[k + 1, v, u]
                     s = slots[s, ABOVE]
             if v >= 0:
                 path[d, LEFT] = left
@@ -235,10 +256,10 @@ def push_from(
             if amount > 0:
                 if slots[s, LAYER] > k:
                     send_down(
-                        residual, forward, backward, touched, counts, k + 1, parent, u, amount
+                        residual, flow, forward, backward, touched, counts, k + 1, parent, u, amount
                     )
                 else:  # take back flow from u -> parent
-                    take_back(capacity, residual, forward, backward, k, u, parent, amount)
+                    take_back(residual, flow, forward, backward, k, u, parent, amount)
             u = parent
             left = path[d, LEFT] - amount
             if left > 0:
@@ -247,7 +268,7 @@ def push_from(
 
 @compiled
 def search(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    residual: Integers, flow: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, open_ends: Words, unseen: Words, slot_nodes: Words,
     slots: Integers, newest: Integers, path: Integers, layer: int, value: int, enough: int,
 ) -> tuple[int, bool]:  # fmt: skip
@@ -287,7 +308,7 @@ def search(
                         if turn == 0 and ends[enter, u] < enough >> LARGE:
                             continue
                         amount = push_from(
-                            capacity, residual, forward, backward, touched, counts, ends,
+                            residual, flow, forward, backward, touched, counts, ends,
                             open_ends, slot_nodes, slots, path, layer, first, u,
                             min(ends[enter, u], enough - value), distance,
                         )  # fmt: skip

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.maxflow.compiled import bit, compiled
-from attnflow.maxflow.lanes import LANES
+from attnflow.maxflow.compiled import NONE, compiled
+from attnflow.maxflow.lanes import LANES, load, members
 
 Integers = NDArray[np.int64]
 Short = NDArray[np.int32]
@@ -48,7 +48,8 @@ class Coarse(NamedTuple):
 class Graph(NamedTuple):
     """Integer capacities of a layered graph, read-only and shared by all threads.
 
-    Positions are padded to a multiple of `LANES`; those beyond the last have no edges.
+    Positions are padded to a multiple of `LANES`, and so are words of bits; what is beyond the
+    last position has no edges.
     """
 
     capacity: Integers  # [m, u, v]
@@ -80,6 +81,7 @@ class Work(NamedTuple):
     """Scratch memory of one thread; clean (no flow anywhere) between two pairs."""
 
     residual: Integers  # [m, u, v]: capacity left, layers 2 .. l-1
+    flow: Integers  # [m, u, v]: what is not left, beside it in memory
     forward: Words  # [m, u, word over v]: residual > 0
     backward: Words  # [m, v, word over u]: flow u -> v is > 0
     ends: Integers  # [TARGET, u]: left on the target's edges; [SOURCE, v]: on those into the token;
@@ -97,12 +99,13 @@ class Work(NamedTuple):
 
 @compiled
 def fill_positive(capacity: Integers, positive: Words) -> None:
-    """Set the bit of every edge with capacity."""
+    """Set the bit of every edge with capacity, and of no other."""
     for m in range(1, capacity.shape[0]):
         for u in range(capacity.shape[1]):
-            for v in range(capacity.shape[2]):
-                if capacity[m, u, v] > 0:
-                    positive[m, u, v >> 6] |= bit(v)
+            positive[m, u] = NONE
+            for v in range(0, capacity.shape[2], LANES):
+                edges = members(load(capacity[m, u], v), 1)
+                positive[m, u, v >> 6] |= edges << np.uint64(v & 63)
 
 
 @compiled
@@ -155,7 +158,8 @@ def build_graph(
     """
     capacity = padded(capacity)
     depth, n, _ = capacity.shape
-    positive = np.zeros((depth, n, (n + 63) >> 6), np.uint64)
+    words = -(-n // (64 * LANES)) * LANES
+    positive = np.zeros((depth, n, words), np.uint64)
     fill_positive(capacity, positive)
     return Graph(
         capacity=capacity,
@@ -211,14 +215,18 @@ def squeezed(capacity: Integers, layer: int, ends: int) -> Integers:
 
 
 def new_work(graph: Graph) -> Work:
-    """Scratch memory for one thread: a little over 12 bytes per edge of the graph."""
+    """Scratch memory for one thread: a little over 20 bytes per edge of the graph."""
     depth, n, words = graph.positive.shape
     nodes = depth * n + 2
+    # What is left of an edge and what flows share a line of memory: steps of a search jump from
+    # edge to edge, and each line has to come from far.
+    edges = np.stack([graph.capacity, np.zeros_like(graph.capacity)], axis=-1)
     unseen = np.zeros((depth + 1, words), np.uint64)
     for v in range(n):
         unseen[0, v >> 6] |= np.uint64(1 << (v & 63))
     return Work(
-        residual=graph.capacity.copy(),
+        residual=edges[..., 0],
+        flow=edges[..., 1],
         forward=graph.positive.copy(),
         backward=np.zeros((depth, n, words), np.uint64),
         ends=np.zeros((4, n), np.int64),
