@@ -47,6 +47,10 @@ def documents(
     places: Annotated[
         int, typer.Option(help="Of how many documents, with the right one at each place.")
     ] = 5,
+    every_place: Annotated[
+        bool,
+        typer.Option("--every-place", help="Ask each of DATA at every place, too, not at one."),
+    ] = False,
     length: Annotated[
         list[int] | None,
         typer.Option(
@@ -76,6 +80,7 @@ def documents(
         kinds=tuple(kind or available),
         questions=questions,
         places=places,
+        every_place=every_place,
         lengths=tuple(length or ()),
         reads_answers=reads_answers,
     )

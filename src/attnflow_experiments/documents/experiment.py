@@ -50,7 +50,8 @@ class SourcesExperiment:
         check, as `ask` does; or "checked+NAME", what another method names after it.
     kinds: "ordinary", contracts, e-mail, tables and others with the right one at every place;
         "paragraphs", of which two are of one article; "supports", a file in which the documents
-        that support an answer are known. Of the last two each question is asked at one place.
+        that support an answer are known.
+    every_place: put the right one of the last two at every place, too; else each is asked once.
     questions: at most so many of each kind.
     places: how many documents, and how many places of the right one between the first and last.
     lengths: fill up with other documents to so many tokens, one run for each; none adds nothing.
@@ -62,6 +63,7 @@ class SourcesExperiment:
     kinds: Sequence[str] = KINDS
     questions: int | None = None
     places: int = 5
+    every_place: bool = False
     lengths: Sequence[int] = ()
     reads_answers: bool = False
 
@@ -112,7 +114,7 @@ class SourcesExperiment:
             table = data.stem if kind == "supports" and data is not None else kind
             for length in self.lengths or (0,):
                 for number, question in enumerate(questions[: self.questions]):
-                    every = kind == "ordinary"
+                    every = kind == "ordinary" or (self.every_place and len(question.right) == 1)
                     for place in range(self.places) if every else [number % self.places]:
                         run = f"{table}-{mode}-{self.places}-{length}-{number}-{place}"
                         about = {"name": run, "kind": table, "length": length, "place": place}
@@ -120,7 +122,7 @@ class SourcesExperiment:
                             about["place"] = None
                         filled = question
                         if length:
-                            bare = question.alone() if every else question
+                            bare = question.alone() if kind == "ordinary" else question
                             filled = bare.filled_up(texts, length - _FRAME, count)
                         yield about, filled.at_place(place, self.places)
 
@@ -171,8 +173,8 @@ class SourcesExperiment:
             title=f"The document that an answer came from, {self.part}",
             protocol=(
                 f"{how} The right document stands at {self.places} places from the first to the "
-                "last: ordinary ones at each, others at one. A file with supports keeps its order "
-                "where several documents support the answer.",
+                f"last: {'all' if self.every_place else 'ordinary ones'} at each, the rest at one. A "
+                "file with supports keeps its order where several documents support the answer.",
                 "Right document: one that supports the answer is named first for the statement "
                 "with the answer. Sentence: the sentence that is named is one that states it. As "
                 "leaving out: the document named is the one whose hiding costs the answer most.",
