@@ -94,7 +94,7 @@ def load_plan(graph: Graph, work: Work, layer: int, target: int, source: int, ce
         graph.capacity, graph.transposed, work.residual, work.flow, work.forward, work.backward,
         work.touched, work.counts, work.ends, graph.coarse, work.draft, layer, target, source,
     )  # fmt: skip
-    drop_plan(graph.coarse, work.draft)
+    drop_plan(work.draft)
     return int(value)
 
 

@@ -37,6 +37,7 @@ from attnflow.maxflow.state import (
     FREE,
     MOVED_IN,
     MOVED_OUT,
+    NOTED,
     ROOM,
     ROW,
     ROWS,
@@ -76,9 +77,10 @@ def copy(numbers: Short, into: Short) -> None:
 
 @compiled
 def draw_plan(
-    capacity: Short, transposed: Short, channel: Short, residual: Short, plan: Short,
+    capacity: Short, transposed: Short, channel: Short, left: Short, plan: Short,
     vectors: Short, channels: Integers, rows: Integers, columns: Integers, drawn: Short,
-    counts: Integers, barren: int, layer: int, target: int, source: int, enough: int,
+    counts: Integers, blocks: Words, barren: int, layer: int, target: int, source: int,
+    enough: int,
 ) -> int:  # fmt: skip
     """Draw the plan for one pair; returns its value.  Stops once at `enough`.
 
@@ -123,20 +125,18 @@ def draw_plan(
         copy(capacity[m, target], plan[ROW, m])
     for m in range(2, lower + 1):
         copy(transposed[m, source], plan[COLUMN, m])
-    for step in range(layer * layer):
-        # Among few channels, edges that go with few others come first: what enters late must leave
-        # at once.  Among many, the target's own edges are many and thin, and come first.
-        if room.shape[0] <= CROWD:
-            above, below = 1 + step // layer + step % layer, step % layer
-        else:
-            above, below = layer - step // layer, step % layer
-        if above < upper or above > layer or below < 1 or below > lower or below >= above:
-            continue
-        limit = widest(channels, layer, above, below)
-        if value < enough and limit > 0 and (above < layer or below > 1):
-            amount = join(plan[ROW, above], plan[COLUMN, below], room, limit)
-            reserve(channels, layer, above, below, amount)
-            value += amount
+    for fall in range(layer):
+        for below in range(1, lower + 1):
+            # Among few channels, edges that go with few others come first: what enters late must
+            # leave at once.  Among many, the target's own edges are many and thin, and come first.
+            above = 1 + fall + below if room.shape[0] <= CROWD else layer - fall
+            if above < upper or above > layer or below >= above:
+                continue
+            limit = widest(channels, layer, above, below)
+            if value < enough and limit > 0 and (above < layer or below > 1):
+                amount = join(plan[ROW, above], plan[COLUMN, below], room, limit)
+                reserve(channels, layer, above, below, amount)
+                value += amount
     # The later a move may begin and the earlier it must end, the fewer layers are open to it:
     # those go first.
     for rank in range(2 * NEAR, -1, -1):
@@ -147,9 +147,9 @@ def draw_plan(
             limit = widest(channels, layer, above, below)
             if limit > 0 and value < enough and above > below + 1:
                 amount = move(
-                    plan[ROW, above], plan[COLUMN, below], room, room, transposed, residual, plan,
-                    vectors, rows, columns, drawn, counts, below + 1, above - 1, lower, upper,
-                    barren, limit,
+                    plan[ROW, above], plan[COLUMN, below], room, room, capacity, transposed, left,
+                    plan, vectors, rows, columns, drawn, counts, blocks, below + 1, above - 1,
+                    lower, upper, barren, limit,
                 )  # fmt: skip
                 reserve(channels, layer, above, below, amount)
                 value += amount
@@ -163,7 +163,7 @@ def draw_plan(
                     limit = widest(channels, layer, above, below)
                     if limit > 0:
                         amount = move_twice(
-                            plan[ROW, above], plan[COLUMN, below], transposed, residual, plan,
+                            plan[ROW, above], plan[COLUMN, below], capacity, transposed, left, plan,
                             vectors, rows, columns, drawn, counts, m + gap, m, target, source,
                             limit,
                         )  # fmt: skip
@@ -184,7 +184,7 @@ def plan_pair(
     rounded up for that, 1 or 0.
     """
     short, short_transposed, channel, shift, barren = coarse
-    residual, plan, vectors, channels, rows, columns, drawn, counts = draft
+    left, plan, vectors, channels, rows, columns, drawn, counts, blocks = draft
     row, column = capacity[layer, target], transposed[1, source]
     entry, out = vectors[ENTRY], vectors[EXIT]
     sent, received = 0, 0
@@ -210,8 +210,8 @@ def plan_pair(
     # An end that is rounded up and lacks some units lacks at most these of its exact capacity.
     enough = most - (slack >> shift)
     value = draw_plan(
-        short, short_transposed, channel, residual, plan, vectors, channels, rows, columns, drawn,
-        counts, barren, layer, target, source, enough,
+        short, short_transposed, channel, left, plan, vectors, channels, rows, columns, drawn,
+        counts, blocks, barren, layer, target, source, enough,
     )  # fmt: skip
     return value, enough
 
@@ -224,7 +224,7 @@ def commit(
 ) -> int:  # fmt: skip
     """Write a plan, of which no end was rounded up, into the residual graph; returns its value."""
     short, short_transposed, _, shift, _ = coarse
-    used, plan, vectors, channels, rows, columns, drawn, noted = draft
+    left, plan, vectors, channels, rows, columns, drawn, noted, _ = draft
     n = ends.shape[1]
     upper, lower = span(layer, target, source)
     same = target == source
@@ -244,10 +244,10 @@ def commit(
         ends[EXCESS, v] = 0
         ends[SURPLUS, v] = 0
         value += sent
-    for t in range(noted[ROWS]):
-        m, u = rows[t] >> 20, rows[t] & 0xFFFFF
+    for r in range(noted[ROWS]):
+        m, u = rows[r] >> 20, rows[r] & 0xFFFFF
         for v in range(n):
-            amount = short[m, u, v] - used[m, u, v]
+            amount = short[m, u, v] - left[r, v]
             if amount > 0:
                 send_down(
                     residual, flow, forward, backward, touched, counts, m, u, v, amount << shift
@@ -303,12 +303,12 @@ def commit(
 
 
 @inlined
-def drop_plan(coarse: Coarse, draft: Draft) -> None:
-    """Forget the plan: its rows are whole again, and none is noted."""
-    short, residual, plan = coarse.capacity, draft.residual, draft.plan
-    for t in range(draft.counts[ROWS]):
-        m, u = draft.rows[t] >> 20, draft.rows[t] & 0xFFFFF
-        copy(short[m, u], residual[m, u])
+def drop_plan(draft: Draft) -> None:
+    """Forget the plan: no row and no column is noted."""
+    plan = draft.plan
+    for r in range(draft.counts[ROWS]):
+        m, u = draft.rows[r] >> 20, draft.rows[r] & 0xFFFFF
+        plan[NOTED, m, u] = 0
         plan[FREE, m, u] = plan[FREE, 0, 0]  # which is never noted
     for c in range(draft.counts[COLUMNS]):
         plan[DRAWN, draft.columns[c] >> 20, draft.columns[c] & 0xFFFFF] = 0

@@ -174,7 +174,7 @@ def plan_run(
             capacity, transposed, coarse, draft, layer, target, source, ceilings[t], slack,
             natural(1),
         )  # fmt: skip
-        drop_plan(coarse, draft)
+        drop_plan(draft)
         if value >= proof:
             lower[t] = ceilings[t] - slack + ((value - proof) << coarse.shift)
             how[t] = CONSTRUCTED
@@ -257,7 +257,7 @@ def begin(graph: Graph, work: Work, layer: int, target: int, source: int, ceilin
         capacity, transposed, work.residual, work.flow, work.forward, work.backward, work.touched,
         work.counts, work.ends, coarse, work.draft, layer, target, source,
     )  # fmt: skip
-    drop_plan(coarse, work.draft)
+    drop_plan(work.draft)
     return value
 
 

@@ -174,16 +174,19 @@ def _first_of(typing_context: Any, vector: Any, amount: Any) -> Any:
     signature = vector(vector, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector, left = arguments
+        vector, amount = arguments
         element = vector.type.element
         if element.width < 64:
-            left = builder.trunc(left, element)
-        for lane in range(LANES):
-            place = ir.Constant(ir.IntType(32), lane)
-            part = _least(builder, builder.extract_element(vector, place), left)
-            left = builder.sub(left, part)
-            vector = builder.insert_element(vector, part, place)
-        return vector
+            amount = builder.trunc(amount, element)
+        nothing = ir.Constant(vector.type, None)
+        sums = vector  # of each lane and those before it, after a few steps of twice the width
+        for step in (1, 2, 4):
+            moved = [lane - step if lane >= step else LANES for lane in range(LANES)]
+            places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), moved)
+            sums = builder.add(sums, builder.shuffle_vector(sums, nothing, places))
+        before = builder.sub(sums, vector)
+        left = _most(builder, builder.sub(_spread(builder, amount), before), nothing)
+        return _least(builder, vector, left)
 
     return signature, generate
 

@@ -3,10 +3,10 @@
 See `construct` for what they are for.  `channels` holds what is left of the straight edges of the
 target's and of the source token's channel; every step takes its share of them with `reserve`.
 
-Flow that moves along a *row* is taken off `residual` there, and the row is noted; flow that moves
-along a *column*, where the graph has no neighbours in memory, is noted in a vector of its own
-(`drawn`).  An edge lies on both.  So a row that is noted has what its columns have drawn taken off,
-and a column draws from rows only that are not noted (`FREE`).
+A *row* along which flow moves is noted: what is left of its edges is a vector of its own (`left`).
+Flow that moves along a *column* is noted in another one (`drawn`).  An edge lies on both.  So a row
+that is noted has what its columns have drawn taken off, and a column draws from rows only that are
+not noted (`FREE`).
 
 Lists of parameters and the ends of loops repeat in the compiled functions of this folder: numba
 compiles plain functions of arrays fastest, and a helper for three lines of a loop over arrays
@@ -15,7 +15,7 @@ would need as many parameters as the loop.
 
 from __future__ import annotations
 
-from attnflow.maxflow.compiled import NONE, ONE, compiled, inlined, trailing_zeros
+from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
 from attnflow.maxflow.lanes import (
     LANES,
     add,
@@ -32,18 +32,22 @@ from attnflow.maxflow.lanes import (
 from attnflow.maxflow.state import (
     COLUMNS,
     DEMAND,
+    DEMANDS,
     DRAWN,
     FREE,
     MOVED_IN,
     MOVED_OUT,
+    NOTED,
     ROOM,
     ROWS,
     SOURCE,
+    SUPPLIES,
     SUPPLY,
     TARGET,
     UNBOUNDED,
     Integers,
     Short,
+    Words,
 )  # fmt: skip
 
 BIG = 5
@@ -98,36 +102,62 @@ def join(first: Short, second: Short, room: Short, limit: int) -> int:
 
 
 @inlined
-def spend(edges: Short, demand: Short, arrivals: Short, amount: int) -> int:
+def mark_block(blocks: Words, which: int, node: int, amount: int) -> None:
+    """Mark that a node has some supply or demand: a block that has none is not looked at again."""
+    if amount > 0:
+        block = node // LANES
+        blocks[which, block >> 6] |= bit(block)
+
+
+@inlined
+def spend(edges: Short, demand: Short, arrivals: Short, blocks: Words, amount: int) -> int:
     """Spend `amount` along edges into demands; returns what is left of it."""
-    for k in range(0, edges.shape[0], LANES):
-        sent = least(load(edges, k), load(demand, k))
-        size = total(sent)
-        if size > amount:
-            sent = first_of(sent, amount)
-            size = amount
-        store(edges, k, subtract(load(edges, k), sent))
-        store(demand, k, subtract(load(demand, k), sent))
-        store(arrivals, k, add(load(arrivals, k), sent))
-        amount -= size
-        if amount == 0:
-            break
+    for x in range(blocks.shape[1]):
+        marked = blocks[DEMANDS, x]
+        while marked != NONE:
+            block = (x << 6) + trailing_zeros(marked)
+            marked &= marked - ONE
+            k = block * LANES
+            sent = least(load(edges, k), load(demand, k))
+            size = total(sent)
+            if size > amount:
+                sent = first_of(sent, amount)
+                size = amount
+            open_demand = subtract(load(demand, k), sent)
+            store(edges, k, subtract(load(edges, k), sent))
+            store(demand, k, open_demand)
+            store(arrivals, k, add(load(arrivals, k), sent))
+            if members(open_demand, 1) == NONE:
+                blocks[DEMANDS, x] &= ~bit(block)
+            amount -= size
+            if amount == 0:
+                return 0
     return amount
 
 
 @inlined
 def note_row(
-    residual: Short, plan: Short, rows: Integers, columns: Integers, drawn: Short,
+    capacity: Short, left: Short, plan: Short, rows: Integers, columns: Integers, drawn: Short,
     counts: Integers, m: int, u: int,
-) -> None:  # fmt: skip
-    """Make `residual` right for the row of node (m, u), and from now on the only record of it."""
-    if plan[FREE, m, u] > 0:
-        plan[FREE, m, u] = 0
-        rows[counts[ROWS]] = (m << 20) | u
+) -> int:  # fmt: skip
+    """The place of the row of node (m, u) in `left`, from now on the only record of it; -1 when the
+    list of rows is full.
+    """
+    r = plan[NOTED, m, u] - 1
+    if r < 0:
+        r = counts[ROWS]
+        if r == rows.shape[0]:
+            return -1
         counts[ROWS] += 1
+        rows[r] = (m << 20) | u
+        plan[NOTED, m, u] = r + 1
+        plan[FREE, m, u] = 0
+        for k in range(0, left.shape[1], LANES):
+            store(left[r], k, load(capacity[m, u], k))
         for c in range(counts[COLUMNS]):
             if columns[c] >> 20 == m:
-                residual[m, u, columns[c] & 0xFFFFF] -= drawn[c, u]
+                left[r, columns[c] & 0xFFFFF] -= drawn[c, u]
+    return r
 
 
 @inlined
@@ -150,33 +180,36 @@ def note_column(
 
 @inlined
 def push_rows(
-    residual: Short, plan: Short, vectors: Short, rows: Integers, columns: Integers,
-    drawn: Short, counts: Integers, m: int, large: int, limit: int,
+    capacity: Short, left: Short, plan: Short, vectors: Short, rows: Integers, columns: Integers,
+    drawn: Short, counts: Integers, blocks: Words, m: int, large: int, limit: int,
 ) -> int:  # fmt: skip
     """Push large supplies along their rows of layer `m`; returns the total."""
     supply, demand = vectors[SUPPLY], vectors[DEMAND]
-    left = limit
+    open_amount = limit
     for k in range(0, supply.shape[0], LANES):
         nodes = members(load(supply, k), large)
-        while nodes != NONE and left > 0:
+        while nodes != NONE and open_amount > 0:
             u = k + trailing_zeros(nodes)
             nodes &= nodes - ONE
-            amount = min(supply[u], left)
-            note_row(residual, plan, rows, columns, drawn, counts, m, u)
+            amount = min(supply[u], open_amount)
+            r = note_row(capacity, left, plan, rows, columns, drawn, counts, m, u)
+            if r < 0:
+                return limit - open_amount
             own = demand[u]
             demand[u] = 0  # the straight edge belongs to the channel
-            moved = amount - spend(residual[m, u], demand, plan[MOVED_IN, m], amount)
+            moved = amount - spend(left[r], demand, plan[MOVED_IN, m], blocks, amount)
             demand[u] = own
+            mark_block(blocks, DEMANDS, u, own)
             supply[u] -= moved
             plan[MOVED_OUT, m, u] += moved
-            left -= moved
-    return limit - left
+            open_amount -= moved
+    return limit - open_amount
 
 
 @inlined
 def pull_columns(
     transposed: Short, plan: Short, vectors: Short, columns: Integers, drawn: Short,
-    counts: Integers, m: int, large: int, limit: int,
+    counts: Integers, blocks: Words, m: int, large: int, limit: int,
 ) -> int:  # fmt: skip
     """Pull supplies along columns of layer `m` into large demands; returns the total."""
     supply, demand = vectors[SUPPLY], vectors[DEMAND]
@@ -195,21 +228,27 @@ def pull_columns(
             amount = min(demand[v], left)
             open_amount = amount
             column, used = transposed[m, v], drawn[c]
-            for w in range(0, demand.shape[0], LANES):
-                sent = least(
-                    least(load(supply, w), load(free, w)), subtract(load(column, w), load(used, w))
-                )
-                size = total(sent)
-                if size > open_amount:
-                    sent = first_of(sent, open_amount)
-                    size = open_amount
-                store(used, w, add(load(used, w), sent))
-                store(supply, w, subtract(load(supply, w), sent))
-                store(departures, w, add(load(departures, w), sent))
-                open_amount -= size
-                if open_amount == 0:
-                    break
+            for x in range(blocks.shape[1]):
+                marked = blocks[SUPPLIES, x]
+                while marked != NONE and open_amount > 0:
+                    block = (x << 6) + trailing_zeros(marked)
+                    marked &= marked - ONE
+                    w = block * LANES
+                    sent = least(load(supply, w), load(free, w))
+                    sent = least(sent, subtract(load(column, w), load(used, w)))
+                    size = total(sent)
+                    if size > open_amount:
+                        sent = first_of(sent, open_amount)
+                        size = open_amount
+                    open_supply = subtract(load(supply, w), sent)
+                    store(used, w, add(load(used, w), sent))
+                    store(supply, w, open_supply)
+                    store(departures, w, add(load(departures, w), sent))
+                    if members(open_supply, 1) == NONE:
+                        blocks[SUPPLIES, x] &= ~bit(block)
+                    open_amount -= size
             supply[v] = own
+            mark_block(blocks, SUPPLIES, v, own)
             plan[MOVED_IN, m, v] += amount - open_amount
             demand[v] -= amount - open_amount
             left -= amount - open_amount
@@ -218,9 +257,10 @@ def pull_columns(
 
 @compiled
 def move(
-    first: Short, second: Short, givers: Short, takers: Short, transposed: Short, residual: Short,
-    plan: Short, vectors: Short, rows: Integers, columns: Integers, drawn: Short,
-    counts: Integers, lowest: int, highest: int, lower: int, upper: int, barren: int, limit: int,
+    first: Short, second: Short, givers: Short, takers: Short, capacity: Short, transposed: Short,
+    left: Short, plan: Short, vectors: Short, rows: Integers, columns: Integers, drawn: Short,
+    counts: Integers, blocks: Words, lowest: int, highest: int, lower: int, upper: int,
+    barren: int, limit: int,
 ) -> int:  # fmt: skip
     """Flow target -> u along `first`, u -> v at one of some layers, v -> source along `second`.
 
@@ -237,6 +277,13 @@ def move(
         store(demand, k, takes)
         supplies = add(supplies, gives)
         demands = add(demands, takes)
+        if k % (64 * LANES) == 0:
+            blocks[SUPPLIES, k // (64 * LANES)] = NONE
+            blocks[DEMANDS, k // (64 * LANES)] = NONE
+        if members(gives, 1) != NONE:
+            mark_block(blocks, SUPPLIES, k, 1)
+        if members(takes, 1) != NONE:
+            mark_block(blocks, DEMANDS, k, 1)
     all_supply, all_demand = total(supplies), total(demands)
     limit = min(limit, min(all_supply, all_demand))
     moved = 0
@@ -245,29 +292,40 @@ def move(
             continue
         large = ((all_supply - moved) >> BIG) + 1
         moved += push_rows(
-            residual, plan, vectors, rows, columns, drawn, counts, m, large, limit - moved
+            capacity,
+            left,
+            plan,
+            vectors,
+            rows,
+            columns,
+            drawn,
+            counts,
+            blocks,
+            m,
+            large,
+            limit - moved,
         )
         if moved < limit and m < transposed.shape[0]:
             large = ((all_demand - moved) >> BIG) + 1
             moved += pull_columns(
-                transposed, plan, vectors, columns, drawn, counts, m, large, limit - moved
+                transposed, plan, vectors, columns, drawn, counts, blocks, m, large, limit - moved
             )
     if moved > 0:
         for k in range(0, n, LANES):
             gives = least(load(first, k), load(givers, k))
             takes = most(nothing(demand), least(load(second, k), subtract(load(takers, k), gives)))
-            left = subtract(gives, load(supply, k))
+            sent = subtract(gives, load(supply, k))
             arrived = subtract(takes, load(demand, k))
-            store(first, k, subtract(load(first, k), left))
+            store(first, k, subtract(load(first, k), sent))
             store(second, k, subtract(load(second, k), arrived))
-            store(givers, k, subtract(load(givers, k), left))
+            store(givers, k, subtract(load(givers, k), sent))
             store(takers, k, subtract(load(takers, k), arrived))
     return moved
 
 
 @compiled
 def move_twice(
-    first: Short, second: Short, transposed: Short, residual: Short, plan: Short,
+    first: Short, second: Short, capacity: Short, transposed: Short, left: Short, plan: Short,
     vectors: Short, rows: Integers, columns: Integers, drawn: Short, counts: Integers,
     upper: int, lower: int, target: int, source: int, limit: int,
 ) -> int:  # fmt: skip
@@ -291,7 +349,7 @@ def move_twice(
         return 0
     giving, taking = (all_supply >> FEW) + 1, (all_demand >> FEW) + 1
     free = plan[FREE, lower]
-    left = limit
+    unmoved = limit
     for a in range(0, n, LANES):
         takers = members(load(demand, a), taking)
         while takers != NONE:
@@ -299,7 +357,7 @@ def move_twice(
             takers &= takers - ONE
             c = note_column(plan, columns, drawn, counts, lower, v)
             if c < 0:
-                return limit - left
+                return limit - unmoved
             column, used = transposed[lower, v], drawn[c]
             for b in range(0, n, LANES):
                 givers = members(load(supply, b), giving)
@@ -309,11 +367,13 @@ def move_twice(
                     if u == v:
                         continue
                     # A channel that flow has passed on its way has less room than before.
-                    amount = min(min(min(supply[u], demand[v]), min(room[u], room[v])), left)
+                    amount = min(min(min(supply[u], demand[v]), min(room[u], room[v])), unmoved)
                     if amount <= 0:
                         continue
-                    note_row(residual, plan, rows, columns, drawn, counts, upper, u)
-                    row = residual[upper, u]
+                    r = note_row(capacity, left, plan, rows, columns, drawn, counts, upper, u)
+                    if r < 0:
+                        return limit - unmoved
+                    row = left[r]
                     straight, onward, back, short = row[u], row[v], row[target], row[source]
                     row[u] = 0
                     row[v] = 0
@@ -353,7 +413,7 @@ def move_twice(
                     room[v] -= moved
                     supply[u] -= moved
                     demand[v] -= moved
-                    left -= moved
-                    if left == 0:
+                    unmoved -= moved
+                    if unmoved == 0:
                         return limit
-    return limit - left
+    return limit - unmoved

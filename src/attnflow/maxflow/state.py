@@ -27,12 +27,13 @@ UNBOUNDED = 1 << 61
 TARGET, SOURCE = 0, 1  # first index of `ends`, `open_ends`, `channels`
 EXCESS, SURPLUS = 2, 3  # first index of `ends` and `open_ends` too: see `search`
 DIRECT = 2  # first index of `channels` too
-ROW, COLUMN, MOVED_OUT, MOVED_IN, FREE, DRAWN = 0, 1, 2, 3, 4, 5  # first index of `plan`
+ROW, COLUMN, MOVED_OUT, MOVED_IN, FREE, DRAWN, NOTED = 0, 1, 2, 3, 4, 5, 6  # first of `plan`
 ROOM, SUPPLY, DEMAND, ENTRY, EXIT = 0, 1, 2, 3, 4  # first index of `vectors`
 LAYER, BELOW, ABOVE = 0, 1, 2  # second index of `slots`
 NODE, SLOT, ASKED, LEFT = 0, 1, 2, 3  # second index of `path`
 TOUCHED = 0  # index of `Work.counts`
 ROWS, COLUMNS = 0, 1  # index of `Draft.counts`
+SUPPLIES, DEMANDS = 0, 1  # first index of `Draft.blocks`
 
 
 class Coarse(NamedTuple):
@@ -62,11 +63,12 @@ class Graph(NamedTuple):
 class Draft(NamedTuple):
     """The arrays that a plan is drawn on; see `construct`."""
 
-    residual: Short  # [m, u, v]: capacity left, of rows that are noted
+    left: Short  # [place, v]: capacity left, of rows that are noted
     plan: Short  # [ROW, m, v]: left of target -> v; [COLUMN, m, v]: of v -> source;
     #            # [MOVED_OUT | MOVED_IN, m, v]: flow between channels at layer m;
     #            # [FREE, m, u]: 0 for rows that are noted, else more than any capacity;
-    #            # [DRAWN, m, v]: place of a column in `columns`, from 1 on
+    #            # [NOTED, m, u]: place of a row in `rows`, from 1 on;
+    #            # [DRAWN, m, v]: that of a column in `columns`
     vectors: Short  # [ROOM | SUPPLY | DEMAND, v];
     #               # [ENTRY | EXIT, v]: the capacities of the target's and the token's edges
     channels: Integers  # [TARGET | SOURCE, m]: left of the straight edges of these two channels;
@@ -75,6 +77,7 @@ class Draft(NamedTuple):
     columns: Integers  # columns along which it does, packed
     drawn: Short  # [column, u]: how much
     counts: Integers  # [ROWS | COLUMNS]
+    blocks: Words  # [SUPPLIES | DEMANDS, word]: which `LANES` of neighbours have any left
 
 
 class Work(NamedTuple):
@@ -140,7 +143,7 @@ def _round_down(capacity: Integers, shift: int, short: Short) -> None:
 LOWEST = 8
 """How many layers have their columns made contiguous for plans (at least `construct.NEAR` + 2)."""
 LINES = 96
-"""How many columns a plan may move flow along."""
+"""How many columns a plan may move flow along, and half as many as it may rows."""
 
 
 def padded(capacity: Integers) -> Integers:
@@ -187,17 +190,18 @@ def coarsened(capacity: Integers, barren: int) -> Coarse:
 def new_draft(coarse: Coarse) -> Draft:
     """Scratch memory for plans."""
     depth, n, _ = coarse.capacity.shape
-    plan = np.zeros((6, depth, n), np.int32)
+    plan = np.zeros((7, depth, n), np.int32)
     plan[FREE] = 1 << 30
     return Draft(
-        residual=coarse.capacity.copy(),
+        left=np.zeros((2 * LINES, n), np.int32),
         plan=plan,
         vectors=np.zeros((5, n), np.int32),
         channels=np.zeros((3, depth), np.int64),
-        rows=np.zeros(depth * n, np.int64),
+        rows=np.zeros(2 * LINES, np.int64),
         columns=np.zeros(LINES, np.int64),
         drawn=np.zeros((LINES, n), np.int32),
         counts=np.zeros(2, np.int64),
+        blocks=np.zeros((2, -(-n // (64 * LANES))), np.uint64),
     )
 
 

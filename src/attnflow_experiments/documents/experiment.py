@@ -173,8 +173,8 @@ class SourcesExperiment:
             title=f"The document that an answer came from, {self.part}",
             protocol=(
                 f"{how} The right document stands at {self.places} places from the first to the "
-                f"last: {'all' if self.every_place else 'ordinary ones'} at each, the rest at one. A "
-                "file with supports keeps its order where several documents support the answer.",
+                f"last: {'all' if self.every_place else 'ordinary ones'} at each, the rest at one. "
+                "A file with supports keeps its order where several documents support the answer.",
                 "Right document: one that supports the answer is named first for the statement "
                 "with the answer. Sentence: the sentence that is named is one that states it. As "
                 "leaving out: the document named is the one whose hiding costs the answer most.",
