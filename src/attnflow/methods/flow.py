@@ -78,12 +78,16 @@ class CapacityMethod(MixingMethod):
         return self.capacities if self.capacities in MEASUREMENTS else None
 
     def mixed_rows(
-        self, trace: AttentionTrace, index: int, places: NDArray[np.intp], trim: bool = False
+        self,
+        trace: AttentionTrace,
+        index: int,
+        places: NDArray[np.intp],
+        room: Matrix | None = None,
     ) -> Matrix:
         """Return rows with the heads as one, weighed by gradients where those are asked for."""
         if self.capacities == "gradients":
             return gradient_weighted(self, trace, index, self.heads)[places]
-        return super().mixed_rows(trace, index, places, trim)
+        return super().mixed_rows(trace, index, places, room)
 
     @property
     def requires(self) -> Requirements:

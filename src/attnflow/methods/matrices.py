@@ -77,11 +77,11 @@ class MixingMethod(Method, Mixing):
         trace: AttentionTrace,
         index: int,
         places: NDArray[np.intp],
-        trim: bool = False,
+        room: Matrix | None = None,
     ) -> Matrix:
         """Return these rows of attention, or of what was measured, `(rows, n)`."""
         if self.measured_kind is None:
-            return super().attended_rows(trace, index, places, trim)
+            return super().attended_rows(trace, index, places, room)
         measurement = MEASUREMENTS[self.measured_kind]
         matrix = required(self, trace, measurement)[index, places].astype(np.float64)
         if measurement == _SHARE:

@@ -103,19 +103,21 @@ class Mixing:
         trace: AttentionTrace,
         index: int,
         places: NDArray[np.intp],
-        trim: bool = False,
+        room: Matrix | None = None,
     ) -> Matrix:
         """Return the same rows before the skip connection is added, for the caller to change.
 
-        `trim` allows to leave off columns at the end where these rows are 0.
+        A caller that gives room for them, to write to again and again, lets columns at the end
+        where these rows are 0 be left off.
         """
         if self.receptive_field is not None and trace.kind != "causal":
             raise MethodError(
                 f"receptive_field={self.receptive_field!r} is for causal attention, where "
                 f"early tokens are seen more often; this trace is {trace.kind}."
             )
-        trim = trim and not (self.drop or self.discard or self.receptive_field)
-        mixed = self.mixed_rows(trace, index, places, trim)
+        if self.drop or self.discard or self.receptive_field:
+            room = None  # these count columns
+        mixed = self.mixed_rows(trace, index, places, room)
         if trace.stages is not None and trace.stages[index] == "connector":
             return mixed
         if self.drop:
@@ -128,7 +130,11 @@ class Mixing:
         return mixed
 
     def mixed_rows(
-        self, trace: AttentionTrace, index: int, places: NDArray[np.intp], trim: bool = False
+        self,
+        trace: AttentionTrace,
+        index: int,
+        places: NDArray[np.intp],
+        room: Matrix | None = None,
     ) -> Matrix:
         """Return rows of one layer with the heads as one, before anything else is done to them."""
         if trace.mixed_heads not in (None, str(self.heads)):
@@ -138,11 +144,15 @@ class Mixing:
                 "heads=None to keep every head."
             )
         rows = trace.weight_rows(index, _as_slice(places))
-        if trim and trace.sees_nothing_later:
+        if room is not None and trace.sees_nothing_later:
             rows = rows[..., : int(places.max()) + 1]
         if trace.mixed_heads is None:
             return mix_heads(rows[None], self.heads)[0]
-        return rows[0].astype(np.float64)
+        if room is None:
+            return rows[0].astype(np.float64)
+        mixed = room[: rows[0].size].reshape(rows[0].shape)
+        mixed[:] = rows[0]
+        return mixed
 
     def residual_shares(self, layers: int) -> Matrix:
         """Return the skip connection's share in each layer."""

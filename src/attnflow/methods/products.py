@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ Step = Callable[[int, Any], Any]
 """`step(index, vectors)`: vectors times the matrix of the trace's layer at this index."""
 
 _NUMBERS = 2**25  # weights of a block of rows over all heads: 128 MB
-_BLOCK = 256  # rows of a matrix at a time: fewer are too few for two threads, more skip less
+_BLOCK = 128  # rows of a matrix at a time: more skip less and leave the cache, fewer add too often
 
 
 Rolled = tuple[Matrix, Compared]
@@ -57,7 +58,7 @@ def roll_out(
             indices,
             levels,
             start=lambda index: (tops or rows_of)(index, places),
-            step=partial(_step, trace, mixing),
+            step=partial(_step, trace, mixing, np.empty(_BLOCK * trace.length)),
             join=partial(np.concatenate, axis=1),
         )
     else:
@@ -65,14 +66,12 @@ def roll_out(
     return _selected(selection, rows, products)
 
 
-def _step(trace: AttentionTrace, mixing: Mixing, index: int, vectors: Matrix) -> Matrix:
+def _step(
+    trace: AttentionTrace, mixing: Mixing, room: Matrix, index: int, vectors: Matrix
+) -> Matrix:
     """Multiply vectors by a layer's matrix; what passes it by is added to them, not to it."""
-    share = mixing.passed_by(trace, index)
-    product = _times(vectors, partial(mixing.attended_rows, trace, trim=True), index, _BLOCK)
-    if share:
-        product *= 1 - share
-        product += share * vectors
-    return product
+    rows_of = partial(mixing.attended_rows, trace, room=room)
+    return _times(vectors, rows_of, index, _BLOCK, mixing.passed_by(trace, index))
 
 
 def _selected(selection: Selection, rows: Sequence[int], products: Mapping[int, Matrix]) -> Rolled:
@@ -133,20 +132,42 @@ def _rows_from_the_top(
     return {level: vectors[:, k] for k, level in enumerate(order)}
 
 
-def _times(vectors: Matrix, rows_of: RowsOf, index: int, block: int) -> Matrix:
+def _times(
+    vectors: Matrix, rows_of: RowsOf, index: int, block: int, passed_by: float = 0.0
+) -> Matrix:
     """Multiply vectors by a matrix, a block of its rows at a time; what is out of reach is left.
 
     Of causal attention that is most: a vector is 0 after its target, a row after its own place.
+    passed_by: the share of the identity, which is added to the vectors and not to the matrix.
     """
-    ends = vectors.shape[1] - (vectors[:, ::-1] != 0).argmax(axis=1)
-    product = np.zeros_like(vectors)
-    for start in range(0, vectors.shape[1], block):
+    counts = vectors != 0
+    ends = vectors.shape[1] - counts[:, ::-1].argmax(axis=1)
+    product, scaled = passed_by * vectors, (1 - passed_by) * vectors
+    room = np.empty(vectors.size)  # for what a block adds: as warm in the cache as it was left
+    for start, end in pairwise(_edges(np.unique(ends), block)):
         first = int((ends > start).argmax())
-        part = vectors[first:, start : start + block]
-        if part.any():
-            rows = rows_of(index, np.arange(start, start + part.shape[1]))
-            product[first:, : rows.shape[1]] += part @ rows
+        if counts[first:, start:end].any():
+            rows = rows_of(index, np.arange(start, end))
+            reached = product[first:, : rows.shape[1]]
+            added = room[: reached.size].reshape(reached.shape)
+            reached += np.matmul(scaled[first:, start:end], rows, out=added)
     return product
+
+
+def _edges(ends: NDArray[np.intp], block: int) -> list[int]:
+    """Return where blocks of rows begin and end: after `block` rows, or sooner where vectors end.
+
+    `ends` are sorted. What a vector shares a block with after its end is multiplied for nothing.
+
+    >>> _edges(np.array([100, 300, 1000]), 256)
+    [0, 100, 300, 556, 812, 1000]
+    """
+    edges = [0]
+    while edges[-1] < ends[-1]:
+        furthest = min(edges[-1] + block, int(ends[-1]))
+        near = ends[(ends > edges[-1] + block // 3) & (ends <= furthest)]
+        edges.append(int(near[-1]) if near.size else furthest)
+    return edges
 
 
 def head_shares(heads: Heads, count: int) -> tuple[float, ...] | None:
