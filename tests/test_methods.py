@@ -648,6 +648,37 @@ def test_what_a_causal_trace_is_allowed_to_give_to_later_positions_is_not_left_o
     assert row[30] > 0
 
 
+def test_rows_are_read_by_the_block_and_no_further_than_vectors_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("attnflow.methods.products._BLOCK", 16)
+    read: dict[int, list[tuple[int, int]]] = {}
+    attended = Rollout.attended_rows
+
+    def watched(
+        self: Rollout, trace: AttentionTrace, index: int, places: Any, room: Any = None
+    ) -> Any:
+        rows = attended(self, trace, index, places, room)
+        if room is not None:
+            read.setdefault(index, []).append((int(places[0]), int(places[-1]) + 1))
+            assert rows.shape[1] == places[-1] + 1
+            assert np.shares_memory(rows, room)
+        return rows
+
+    monkeypatch.setattr(Rollout, "attended_rows", watched)
+    weights = np.tril(np.random.default_rng(0).random((6, 80, 80)))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    names = [f"t{k}" for k in range(80)]
+    trace = AttentionTrace.from_arrays(weights, names, mixed_heads="mean")
+    row = Rollout()(trace, targets=64, layers=-1).values[0, 0]  # held against 10, 30, 50 and 70
+    blocks = [(0, 11), (11, 27), (27, 43), (43, 51), (51, 65), (65, 71)]
+    assert read == dict.fromkeys(range(5), blocks)
+    product = np.eye(80)
+    for layer in weights:
+        product = (layer + np.eye(80)) / 2 @ product
+    assert np.allclose(row, product[64], rtol=1e-12)
+
+
 def test_one_row_does_not_multiply_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise AssertionError("a whole matrix was made")
