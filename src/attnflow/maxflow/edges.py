@@ -49,7 +49,7 @@ def clean(
     positive: Words, residual: Integers, flow: Integers, forward: Words, backward: Words,
     touched: Integers, counts: Integers, layer: int,
 ) -> None:  # fmt: skip
-    """Back to zero flow.  Edges were noted when flow first entered them; bits are block-copied."""
+    """Back to zero flow.  Edges were noted when flow first entered them."""
     n, words = residual.shape[1], forward.shape[2]
     mask = np.int64((1 << 20) - 1)
     for t in range(min(counts[TOUCHED], touched.shape[0])):
@@ -57,13 +57,14 @@ def clean(
         m, u, v = edge >> 40, (edge >> 20) & mask, edge & mask
         residual[m, u, v] += flow[m, u, v]
         flow[m, u, v] = 0
-    forgotten = counts[TOUCHED] > touched.shape[0]
-    for m in range(2, layer):
-        for u in range(n):
-            for w in range(words):
-                forward[m, u, w] = positive[m, u, w]
-                backward[m, u, w] = NONE
-            if forgotten:
+        forward[m, u, v >> 6] |= bit(v)
+        backward[m, v, u >> 6] = NONE
+    if counts[TOUCHED] > touched.shape[0]:  # more than were noted
+        for m in range(2, layer):
+            for u in range(n):
+                for w in range(words):
+                    forward[m, u, w] = positive[m, u, w]
+                    backward[m, u, w] = NONE
                 for v in range(n):
                     residual[m, u, v] += flow[m, u, v]
                     flow[m, u, v] = 0

@@ -140,6 +140,7 @@ def _round_down(capacity: Integers, shift: int, short: Short) -> None:
                 into[v] = row[v] >> shift
 
 
+_LINE = 4  # edges
 LOWEST = 8
 """How many layers have their columns made contiguous for plans (at least `construct.NEAR` + 2)."""
 LINES = 96
@@ -224,7 +225,10 @@ def new_work(graph: Graph) -> Work:
     nodes = depth * n + 2
     # What is left of an edge and what flows share a line of memory: steps of a search jump from
     # edge to edge, and each line has to come from far.
-    edges = np.stack([graph.capacity, np.zeros_like(graph.capacity)], axis=-1)
+    # One line more than a row needs, or all edges into a node would go to the same few places of a
+    # cache.
+    edges = np.zeros((depth, n, n + _LINE, 2), np.int64)[:, :, :n]
+    edges[..., 0] = graph.capacity
     unseen = np.zeros((depth + 1, words), np.uint64)
     for v in range(n):
         unseen[0, v >> 6] |= np.uint64(1 << (v & 63))
