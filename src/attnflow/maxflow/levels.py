@@ -37,6 +37,12 @@ from attnflow.maxflow.state import (
 
 
 @inlined
+def word_count(arcs: Words) -> int:
+    """How many words hold all nodes; sets have some more, so that eight can be taken at a time."""
+    return (arcs.shape[1] + 63) >> 6
+
+
+@inlined
 def reach(
     arcs: Words, unseen: Words, slot_nodes: Words, slots: Integers, newest: Integers,
     at: int, slot: int, layer: int, free: int,
@@ -45,7 +51,7 @@ def reach(
 
     Returns the slot that holds them, -1 when there are none; `free` is the next unused slot.
     """
-    words = unseen.shape[1]
+    words = word_count(arcs)
     into = newest[layer]
     if into < 0:
         into = free
@@ -86,7 +92,7 @@ def find_distances(
     Returns (distance of the last slots, first slot beyond them); distance -1 when no end can be
     reached where flow leaves, and then `unseen` is the sink side of a minimum cut.
     """
-    words = unseen.shape[1]
+    words = word_count(forward)
     for k in range(1, layer):
         for w in range(words):
             unseen[k, w] = unseen[0, w]
@@ -160,7 +166,7 @@ def leave_dead_ends(
         k, below, above = natural(slots[s, LAYER]), slots[s, BELOW], slots[s, ABOVE]
         if below < 0 and above < 0:
             continue
-        for w in range(slot_nodes.shape[1]):
+        for w in range(word_count(forward)):
             members = slot_nodes[s, w]
             while members != NONE:
                 v = trailing_zeros(members)

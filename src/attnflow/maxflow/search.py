@@ -22,6 +22,7 @@ from attnflow.maxflow.levels import (
     first_common,
     leave_dead_ends,
     mark_open,
+    word_count,
 )
 from attnflow.maxflow.state import (
     ABOVE,
@@ -277,7 +278,7 @@ def search(
     Returns the value and whether a minimum cut was reached (then its sink side is `unseen`).
     Every phase strictly lengthens the shortest path (Dinic), so the loop ends.
     """
-    words = unseen.shape[1]
+    words = word_count(forward)
     mark_open(ends, open_ends)
     while value < enough:
         distance, end = find_distances(
