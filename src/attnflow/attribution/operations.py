@@ -250,8 +250,11 @@ def _row_means(result: Attribution, change: Callable[[Values], Values]) -> dict[
 
 MEASURED = "measure_parts()"
 """The step that joins what reading again without each document measures to their shares."""
+WORDS_MEASURED = "measure_words()"
+"""The step that joins what blanking each of the strongest words takes away to their shares."""
 _STEPS = {
     MEASURED: "documents measured, too",
+    WORDS_MEASURED: "strongest words measured, too",
     "merge_words()": "words merged",
     "mean_over_layers()": "mean of layers",
     "normalize('sum')": "as shares of the row",

@@ -2,7 +2,7 @@
 
 A completion, as the one token that a causal language model adds to a text, is read again without
 the words. In the text of any other model a blank token stands in their place; the region of an
-image gets its mean colour.
+image gets its mean colour. By the same passes the words of an encoder–decoder are measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attnflow.attribution import Attribution, Verdict
@@ -25,9 +27,11 @@ from attnflow.attribution.verdict import (
     is_little,
     takes_away,
 )
-from attnflow.errors import AttnflowError, ModelError, TokensError
+from attnflow.errors import AttnflowError, InputError, ModelError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.explainers.answer_rows import answer_row, as_one
+from attnflow.explainers.blanks import word_blank
+from attnflow.explainers.measured_words import measure_words
 from attnflow.explainers.request import Completion
 from attnflow.explainers.rereading import Reading
 from attnflow.explainers.sources import Sources, strongest
@@ -46,7 +50,6 @@ Change = Callable[[frozenset[int]], Inputs]
 """Gives the inputs that are others when some positions, or patches, are hidden."""
 
 _PIXELS = "pixel_values"
-_BLANKS = ("unk", "mask")  # padding would move where an answer is read
 _IMAGE_AXES = 4  # (1, channels, height, width)
 
 NamePositions = tuple[str, frozenset[int]]
@@ -158,16 +161,46 @@ def judge_answer(
     if row.sources.grid is not None or row.sources.images:
         read = _reader(model, batch, _cover(row, batch.inputs), position, answer)
         return _judge_region(row, read)
-    tokens = list(row.sources)
     change, count = _blank(model, batch)
-    words = Sources.of_tokens(
+    read = _reader(model, batch, change, position, answer)
+    return judge_sources(strongest_words(_words_of(row, count, model), row), read)
+
+
+def measure_answer(
+    result: Attribution, model: Model, text: Any, answer: int | str | None = None
+) -> Attribution:
+    """Return the result, its answer's own row joined to what blanking its strongest words loses.
+
+    It is as it was without that row, words, or a token that can stand in their place.
+    """
+    row = answer_row(result, model)
+    if row is None or result.prediction is None or word_blank(model) is None:
+        return result
+    batch = batch_of(model, [text])
+    change, count = _blank(model, batch)
+    position = result.prediction.position
+    number = 0 if len(result.targets) == 1 else result.targets.positions.index(position)
+    log_probs = _reader(model, batch, change, position, answer)
+    try:
+        words = _words_of(row, count, model)
+    except InputError:  # nothing but special tokens
+        return result
+
+    def read(sets: Sequence[frozenset[int]]) -> NDArray[np.float64]:
+        return np.array(log_probs(sets))[:, None]
+
+    return measure_words(result, words, [((number,), (0,))], read)
+
+
+def _words_of(row: Attribution, count: int, model: Model) -> Sources:
+    """Return the words of a text: the sources of a row, of which the first `count` were read."""
+    tokens = list(row.sources)
+    return Sources.of_tokens(
         tokens,
         level="token" if model.tokenizer is None else "word",
         special=[k for k, token in enumerate(tokens) if is_special(token) or k >= count],
         exclude_first=False,
     )
-    read = _reader(model, batch, change, position, answer)
-    return judge_sources(strongest_words(words, row), read)
 
 
 def judge_image_completion(
@@ -221,16 +254,14 @@ def _blank(model: Model, batch: Batch) -> tuple[Change, int]:
 
     What the decoder of an encoder–decoder has read is no source.
     """
-    blanks = model.adapter.token_ids(model.module, model.tokenizer).blanks
-    name = next((name for name in _BLANKS if name in blanks), None)
-    ids = batch.inputs.get("input_ids")
-    if name is None or ids is None:
+    blank, ids = word_blank(model), batch.inputs.get("input_ids")
+    if blank is None or ids is None:
         raise TokensError("This tokenizer has no unknown token and no mask to hide a word with.")
     places = batch.positions_of(0, ids.shape[1])
 
     def change(hidden: frozenset[int]) -> Inputs:
         changed = ids.clone()
-        changed[0, [places[position] for position in sorted(hidden)]] = blanks[name]
+        changed[0, [places[position] for position in sorted(hidden)]] = blank[1]
         return {"input_ids": changed}
 
     return change, len(places)

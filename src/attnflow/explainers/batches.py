@@ -23,7 +23,7 @@ from attnflow.explainers.gradient_rows import explain_last_rows
 from attnflow.explainers.prompts import Prompt, as_chat, encode_parts, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import Completion, check_room, completion_ids
-from attnflow.explainers.texts import check_answer, default_for
+from attnflow.explainers.texts import apply_default, check_answer
 from attnflow.explainers.writer import write
 from attnflow.hosts.capture import capture
 from attnflow.hosts.images import prepare_images
@@ -159,10 +159,10 @@ class TextBatches(Batches[Any]):
         """Explain one by one what has a gradient for each answer, or is fitted to each text."""
 
         def explain(method: Method, text: Any) -> Attribution:
-            fitted = depends_on_text(method, self.model)
-            applied = default_for(self.model, text) if fitted else method
             request: dict[str, Any] = {"targets": self._targets, "layers": self.layers}
-            return apply_method(applied, self.model, text, **request)
+            if depends_on_text(method, self.model):
+                return apply_default(self.model, text, **request)
+            return apply_method(method, self.model, text, **request)
 
         return [[explain(method, text) for text in items] for method in methods]
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, TokensError
 from attnflow.hosts.adapter import TokenIds
+from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Intervention
 
 BlankToken = Literal["unk", "mask", "pad", "delete"]
@@ -31,6 +32,17 @@ def blank_token(tokenizer: Any) -> int:
             "name a token: blank=..., or take by='hide' or by='delete'."
         )
     return int(usable[0])
+
+
+def word_blank(model: Model) -> tuple[BlankToken, int] | None:
+    """Return what stands in a word's place to hide it, and its number: the unknown token, or the
+    mask. Padding would move where an answer is read.
+    """
+    if model.tokenizer is None:
+        return None
+    blanks = model.adapter.token_ids(model.module, model.tokenizer).blanks
+    names: tuple[BlankToken, ...] = ("unk", "mask")
+    return next(((name, blanks[name]) for name in names if name in blanks), None)
 
 
 def check_blank(ids: TokenIds, by: BlankToken) -> None:

@@ -12,9 +12,11 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import STATEMENTS
 from attnflow.errors import InputError
 from attnflow.errors.progress import tell
+from attnflow.explainers.answer_checks import measure_answer
 from attnflow.explainers.answer_rows import ALL, apply_method, needs_own_gradients
 from attnflow.explainers.answers import Answer, ask
 from attnflow.explainers.completions import generate, mark_documents
+from attnflow.explainers.defaults import measures_words
 from attnflow.explainers.prompts import encode_prompts
 from attnflow.explainers.questions import question_prompt, uses_chat
 from attnflow.explainers.texts import check_answer, default_for, explain
@@ -88,6 +90,8 @@ def compare(
         tell(method.name, 0, 1)
         apart = is_apart(method)
         results.append(apply_method(method, loaded, text, targets=ALL) if apart else method(trace))
+    if applied[0] is first and measures_words(first):
+        results[0] = measure_answer(results[0], loaded, text)
     if check:
         results[0] = check_answer(results[0], loaded, text)
     heads = None

@@ -15,8 +15,9 @@ from attnflow.attribution.passages import LOG_PROBS
 from attnflow.attribution.rescaling import SOURCE_TOKENS, Span, resolve_spans
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.explainers.answer_rows import as_one, join_targets, less_identity, rows_of
-from attnflow.explainers.defaults import default_method, drop_sink
+from attnflow.explainers.defaults import default_method, drop_sink, measures_words
 from attnflow.explainers.gradient_rows import CompletionRows, carried_shares, completion_rows
+from attnflow.explainers.measured_words import measure_completion_words
 from attnflow.explainers.request import (
     ANSWER,
     Completion,
@@ -322,6 +323,8 @@ class Reader:
         targets = self.targets(ids)
         rows = self.read_phrases(method, completion, [target.tokens for target in targets])
         result = join_targets(rows, self.names_after(prompt, targets))
+        if self.is_default and measures_words(method) and self.contrast_text is None:
+            result = measure_completion_words(result, self.model, completion, targets)
         about = {**result.provenance, **self.about(prompt, ids), **completion.notes}
         return self._over_spans(replace(result, provenance=about), prompt)
 

@@ -131,7 +131,8 @@ def measure_parts(
     log_probs = read([frozenset(p for k in each for p in places[k]) for each in sets])
     for rows, tokens in statements:
         response = log_odds(np.minimum(log_probs[:, list(tokens)], 0.0).sum(axis=1))
-        _scale(values, list(rows), groups, effects(sets, response, len(groups)))
+        measured = effects(sets, response, len(groups))
+        scale_as_measured(values, list(rows), groups, measured, share=_MEASURED)
     return replace(result, values=values, steps=(*result.steps, MEASURED))
 
 
@@ -178,19 +179,25 @@ def effects(sets: Sequence[HiddenParts], response: Floats, count: int) -> Floats
     return np.where(np.abs(solved) > _NOISE * np.abs(response).max(), solved, 0.0)
 
 
-def _scale(
-    values: Floats, rows: list[int], groups: Sequence[Sequence[int]], measured: Floats
+def scale_as_measured(
+    values: Floats,
+    rows: list[int],
+    groups: Sequence[Sequence[int]],
+    measured: Floats,
+    *,
+    share: float,
 ) -> None:
     """Scale `(layers, rows, columns)` in place, so that groups share their size as measured.
 
-    Where none is worth anything all stays as it was: then it is for a verdict to say so.
+    share: how much of it is as measured; the rest is as it was. Where none is worth anything all
+    stays as it was: then it is for a verdict to say so.
     """
     top = values[-1, rows].sum(axis=0)
     sums = np.array([top[list(group)].sum() for group in groups])
     size = np.abs(sums).sum()
     if size == 0 or measured.max() <= 0:
         return
-    goals = _MEASURED * size * measured / np.abs(measured).sum() + (1 - _MEASURED) * sums
+    goals = share * size * measured / np.abs(measured).sum() + (1 - share) * sums
     for group, goal in zip(groups, goals, strict=True):
         own = top[list(group)]
         carriers = (

@@ -11,9 +11,14 @@ import torch
 from attnflow.attribution import Attribution, Verdict
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.arguments import check_named, checked_arguments
-from attnflow.explainers.answer_checks import judge_answer, judge_completion, with_verdict
+from attnflow.explainers.answer_checks import (
+    judge_answer,
+    judge_completion,
+    measure_answer,
+    with_verdict,
+)
 from attnflow.explainers.answer_rows import Targets, apply_method, less_identity
-from attnflow.explainers.defaults import default_method, drop_sink, without_mask
+from attnflow.explainers.defaults import default_method, drop_sink, measures_words, without_mask
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
 from attnflow.explainers.reruns import measure_completion
@@ -119,10 +124,23 @@ def explain(
             raise InputError(f"contrast= is about a gradient; {rerun.name!r} has none.")
         result = replace(measure_completion(rerun, loaded, token), prediction=prediction)
     else:
-        result = apply_method(applied or default_for(loaded, text), loaded, text, **request)
+        result = (
+            apply_default(loaded, text, **request)
+            if applied is None
+            else apply_method(applied, loaded, text, **request)
+        )
     if check and contrast is None and images is None:
         result = check_answer(result, loaded, text, answer)
     return result.merge_words() if level == "word" else result
+
+
+def apply_default(model: Model, text: Any, **request: Any) -> Attribution:
+    """Apply the default for one text, its words measured where that is part of it."""
+    method = default_for(model, text)
+    result = apply_method(method, model, text, **request)
+    if measures_words(method) and request.get("contrast") is None:
+        return measure_answer(result, model, text, request.get("answer"))
+    return result
 
 
 def default_for(model: Model, text: Any) -> Method:

@@ -130,9 +130,9 @@ def position(case: CompletionCase) -> Floats:
 
 def default(case: CompletionCase) -> Attribution:
     """What explains when nothing is asked for; documents, and sentences of one, as `ask` does."""
-    method = default_method(case.model)
     if case.sources.level not in ("document", "sentence"):
-        return case.attribution(method)
+        return case.by_default()
+    method = default_method(case.model)
     completion, result = _over_documents(case)
     if not measures_documents(method):
         return result

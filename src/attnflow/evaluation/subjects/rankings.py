@@ -20,7 +20,8 @@ from attnflow.evaluation.metrics import Floats, group_sums, rank_of
 from attnflow.evaluation.records import RANDOM
 from attnflow.evaluation.subjects.examples import CompletionPrompt
 from attnflow.explainers.ablation import CompletionAblation, ablate
-from attnflow.explainers.defaults import default_method
+from attnflow.explainers.defaults import default_method, measures_words
+from attnflow.explainers.measured_words import measure_words
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import ANSWER, Completion
@@ -58,6 +59,22 @@ class CompletionCase:
         one_pass = bool({GRADIENTS, BALANCED} & set(method.requires.record))
         reader = Reader.of(self.model, method, targets=ANSWER if one_pass else None)
         return reader.read(Completion(Prompt(self.prompt_ids), self.completion_ids))
+
+    def by_default(self) -> Attribution:
+        """Return what explains an answer when nothing is asked for.
+
+        What it measures beside a pass takes sources away as the case does, like rerun methods.
+        """
+        method = default_method(self.model)
+        result = self.attribution(method)
+        if not measures_words(method) or len(result.targets) > 1:
+            return result
+        tokens = range(len(self.completion_ids))
+
+        def read(sets: Sequence[frozenset[int]]) -> Floats:
+            return self.ablation.token_log_probs([sorted(each) for each in sets])
+
+        return measure_words(result, self.sources, [((0,), tokens)], read)
 
     def measured(self, method: RerunMethod) -> Attribution:
         """Return what a rerun method gives, taking sources away in its own way."""
@@ -120,7 +137,7 @@ def _make_ranking(method: Any, by: By, score: RerunScore) -> tuple[str, Ranking]
 
 _FUNCTIONS: dict[str, Ranking] = {
     RANDOM: lambda case: np.random.default_rng(case.seed).random(len(case.sources)),
-    "default": lambda case: case.attribution(default_method(case.model)),
+    "default": CompletionCase.by_default,
     "raw-mean": lambda case: case.attribution(Raw()).mean_over_layers(),
 }
 
