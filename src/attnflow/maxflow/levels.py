@@ -35,6 +35,8 @@ from attnflow.maxflow.state import (
     Words,
 )
 
+_FEW_WORDS = 2
+
 
 @inlined
 def word_count(arcs: Words) -> int:
@@ -135,10 +137,14 @@ def find_distances(
 
 @inlined
 def common_words(arcs: Words, at: int, node: int, slot_nodes: Words, slot: int, x: int) -> Any:
-    """Which of eight words from `x` on have nodes of `slot` that `node` has an arc to, as bits.
+    """Which of eight words from `x` on may have nodes of `slot` that `node` has an arc to, as bits.
 
-    Most have none: to look at each of them in turn is what a processor foresees worst.
+    Most have none: to look at each of them in turn is what a processor foresees worst. Of one or
+    two words each is looked at: what was just written to one is slow to read as eight.
     """
+    count = word_count(arcs)
+    if count <= _FEW_WORDS:
+        return bit(count) - ONE
     return in_use(both(load(arcs[at, node], x), load(slot_nodes[slot], x)))
 
 
@@ -147,9 +153,12 @@ def first_common(arcs: Words, at: int, node: int, slot_nodes: Words, slot: int) 
     """The first node of `slot` that `node` has an arc to, or -1."""
     for x in range(0, slot_nodes.shape[1], LANES):
         words = common_words(arcs, at, node, slot_nodes, slot, x)
-        if words != NONE:
-            w = x + trailing_zeros(words)
-            return (w << 6) + trailing_zeros(arcs[at, node, w] & slot_nodes[slot, w])
+        while words != NONE:
+            w = natural(x + trailing_zeros(words))
+            words &= words - ONE
+            common = arcs[at, node, w] & slot_nodes[slot, w]
+            if common != NONE:
+                return (w << 6) + trailing_zeros(common)
     return -1
 
 

@@ -57,11 +57,11 @@ def fan_out(
     for x in range(0, slot_nodes.shape[1], LANES):
         words = common_words(forward, 2, u, slot_nodes, goal, x)
         while words != NONE:
-            w = x + trailing_zeros(words)
+            w = natural(x + trailing_zeros(words))
             words &= words - ONE
             nodes = forward[2, u, w] & slot_nodes[goal, w]
             while nodes != NONE:
-                v = (w << 6) + trailing_zeros(nodes)
+                v = natural((w << 6) + trailing_zeros(nodes))
                 nodes &= nodes - ONE
                 below = ends[SOURCE, v]
                 amount = min(left, min(residual[2, u, v], below))
@@ -86,11 +86,11 @@ def fan_up(
     for x in range(0, slot_nodes.shape[1], LANES):
         words = common_words(backward, top, u, slot_nodes, goal, x)
         while words != NONE:
-            w = x + trailing_zeros(words)
+            w = natural(x + trailing_zeros(words))
             words &= words - ONE
             nodes = backward[top, u, w] & slot_nodes[goal, w]
             while nodes != NONE:
-                v = (w << 6) + trailing_zeros(nodes)
+                v = natural((w << 6) + trailing_zeros(nodes))
                 nodes &= nodes - ONE
                 above = ends[EXCESS, v]
                 amount = min(left, min(flow[top, v, u], above))
@@ -153,11 +153,11 @@ def deliver_through(
         for x in range(0, slot_nodes.shape[1], LANES):
             words = common_words(arcs, k + up, u, slot_nodes, into, x)
             while words != NONE and left > 0:
-                w = x + trailing_zeros(words)
+                w = natural(x + trailing_zeros(words))
                 words &= words - ONE
                 nodes = arcs[k + up, u, w] & slot_nodes[into, w]
                 while nodes != NONE and left > 0:
-                    v = (w << 6) + trailing_zeros(nodes)
+                    v = natural((w << 6) + trailing_zeros(nodes))
                     nodes &= nodes - ONE
                     most = min(left, flow[k + 1, v, u] if up else residual[k, u, v])
                     rest = deliver(
