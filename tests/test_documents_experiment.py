@@ -207,6 +207,24 @@ def test_given_answers_all_count_and_are_kept(tmp_path: Path) -> None:
     assert experiment(None, data=path, journal=journal).tables == report.tables  # type: ignore[arg-type]
 
 
+def test_a_question_is_asked_at_so_many_places(tmp_path: Path) -> None:
+    """The right document is at each of them, and where several are right they stay."""
+    two = [{"title": "cats", "sentences": [text]} for text in TEXTS[:2]]
+    several = supported(2, documents=two, support=[[0, None], [1, None]])
+    path = write_lines(tmp_path / "facts.jsonl", [supported(0), supported(1), several])
+    experiment = SourcesExperiment(kinds=("supports",), places=3, orders=2, reads_answers=True)
+    cases = list(experiment._cases(tiny_decoder(), path))
+    assert [each["place"] for each, _ in cases] == [0, 1, 1, 2, None]
+    assert [question.right for _, question in cases] == [(0,), (1,), (1,), (2,), (0, 1)]
+    assert len({each["name"] for each, _ in cases}) == 5
+
+
+def test_a_support_that_is_no_document_is_told_as_that(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "q.jsonl", [supported(0), supported(1, support=[[1, None]])])
+    with pytest.raises(InputError, match=r"Line 2 .*q\.jsonl. is not a question with"):
+        supported_questions(path, 3)
+
+
 def test_what_is_named_after_a_check_is_what_ask_names() -> None:
     documents = (("a", "the keys to the cabinets ."), ("b", "the author is old ."))
     case = SourcedQuestion("the keys", ("the cabinets",), documents, (0,), ())
@@ -226,6 +244,8 @@ def test_what_is_named_after_a_check_is_what_ask_names() -> None:
         {"questions": 0},
         {"places": 2},
         {"places": 11},
+        {"orders": 0},
+        {"orders": 6},
         {"lengths": (20,)},
         {"methods": ("odd",)},
     ],

@@ -47,10 +47,9 @@ def documents(
     places: Annotated[
         int, typer.Option(help="Of how many documents, with the right one at each place.")
     ] = 5,
-    every_place: Annotated[
-        bool,
-        typer.Option("--every-place", help="Ask each of DATA at every place, too, not at one."),
-    ] = False,
+    orders: Annotated[
+        int, typer.Option(help="At how many places each question of DATA is asked.")
+    ] = 1,
     length: Annotated[
         list[int] | None,
         typer.Option(
@@ -80,7 +79,7 @@ def documents(
         kinds=tuple(kind or available),
         questions=questions,
         places=places,
-        every_place=every_place,
+        orders=orders,
         lengths=tuple(length or ()),
         reads_answers=reads_answers,
     )

@@ -262,9 +262,8 @@ def _supported(values: Mapping[str, Any]) -> Iterator[SourcedQuestion]:
             for document, sentence in support
             if sentence is not None
         )
-        yield replace(
-            question, right=tuple(sorted({int(k) for k, _ in support})), evidence=evidence
-        )
+        right = tuple(range(len(documents))[k] for k in sorted({int(k) for k, _ in support}))
+        yield replace(question, right=right, evidence=evidence)
 
 
 def _titled(title: str, text: str) -> str:

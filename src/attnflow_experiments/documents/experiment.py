@@ -51,7 +51,8 @@ class SourcesExperiment:
     kinds: "ordinary", contracts, e-mail, tables and others with the right one at every place;
         "paragraphs", of which two are of one article; "supports", a file in which the documents
         that support an answer are known.
-    every_place: put the right one of the last two at every place, too; else each is asked once.
+    orders: at how many places the right one of the last two stands, from one on that differs by
+        question.
     questions: at most so many of each kind.
     places: how many documents, and how many places of the right one between the first and last.
     lengths: fill up with other documents to so many tokens, one run for each; none adds nothing.
@@ -63,7 +64,7 @@ class SourcesExperiment:
     kinds: Sequence[str] = KINDS
     questions: int | None = None
     places: int = 5
-    every_place: bool = False
+    orders: int = 1
     lengths: Sequence[int] = ()
     reads_answers: bool = False
 
@@ -77,6 +78,8 @@ class SourcesExperiment:
             raise InputError(f"questions is a number of at least 1; got {self.questions!r}.")
         if not 3 <= self.places <= 10:  # of two ordinary documents some draws have no end
             raise InputError(f"places={self.places!r}. There are 3 to 10 places.")
+        if not 1 <= self.orders <= self.places:
+            raise InputError(f"orders={self.orders!r}. There are 1 to {self.places}.")
         short = [length for length in self.lengths if length < 10 * _FRAME]
         if short:
             raise InputError(f"A length is at least {10 * _FRAME} tokens; got {short[0]!r}.")
@@ -114,8 +117,7 @@ class SourcesExperiment:
             table = data.stem if kind == "supports" and data is not None else kind
             for length in self.lengths or (0,):
                 for number, question in enumerate(questions[: self.questions]):
-                    every = kind == "ordinary" or (self.every_place and len(question.right) == 1)
-                    for place in range(self.places) if every else [number % self.places]:
+                    for place in self._places_of(kind, number, question):
                         run = f"{table}-{mode}-{self.places}-{length}-{number}-{place}"
                         about = {"name": run, "kind": table, "length": length, "place": place}
                         if len(question.right) > 1:
@@ -125,6 +127,12 @@ class SourcesExperiment:
                             bare = question.alone() if kind == "ordinary" else question
                             filled = bare.filled_up(texts, length - _FRAME, count)
                         yield about, filled.at_place(place, self.places)
+
+    def _places_of(self, kind: str, number: int, question: SourcedQuestion) -> Sequence[int]:
+        if kind == "ordinary":
+            return range(self.places)
+        orders = self.orders if len(question.right) == 1 else 1  # several stay where they are
+        return [(number + k) % self.places for k in range(orders)]
 
     def _questions(self, kind: str, data: Path | None) -> tuple[list[SourcedQuestion], list[str]]:
         """Return the questions of a kind, and the texts to fill up with."""
@@ -173,8 +181,8 @@ class SourcesExperiment:
             title=f"The document that an answer came from, {self.part}",
             protocol=(
                 f"{how} The right document stands at {self.places} places from the first to the "
-                f"last: {'all' if self.every_place else 'ordinary ones'} at each, the rest at one. "
-                "A file with supports keeps its order where several documents support the answer.",
+                f"last: ordinary ones at each, others at {self.orders}. A file with supports keeps "
+                "its order where several documents support the answer.",
                 "Right document: one that supports the answer is named first for the statement "
                 "with the answer. Sentence: the sentence that is named is one that states it. As "
                 "leaving out: the document named is the one whose hiding costs the answer most.",
