@@ -72,6 +72,10 @@ class MixingMethod(Method, Mixing):
         """Return the share of the skip connection; what is measured holds it already."""
         return super().passed_by(trace, index) if self.measured_kind is None else 0.0
 
+    def takes_nothing_later(self, trace: AttentionTrace) -> bool:
+        """Return whether rows end at their own place; of what is measured nobody looked."""
+        return self.measured_kind is None and super().takes_nothing_later(trace)
+
     def attended_rows(
         self,
         trace: AttentionTrace,

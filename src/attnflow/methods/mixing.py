@@ -98,6 +98,10 @@ class Mixing:
             return 0.0  # of two towers: no attention, and nothing of a token passes it by
         return float(self.residual_shares(len(trace.layers))[index])
 
+    def takes_nothing_later(self, trace: AttentionTrace) -> bool:
+        """Return whether every row of `attended_rows` ends at its own place."""
+        return trace.sees_nothing_later
+
     def attended_rows(
         self,
         trace: AttentionTrace,
@@ -242,7 +246,7 @@ def _weighed_by_field(rows: Matrix, name: str, places: NDArray[np.intp]) -> Matr
 def _as_slice(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     """Return neighbours as a slice: indexing by one makes no copy."""
     first, last = int(places[0]), int(places[-1])
-    if last - first + 1 == len(places) and (np.diff(places) == 1).all():
+    if last - first + 1 == len(places) and (places[1:] > places[:-1]).all():
         return slice(first, last + 1)
     return places
 

@@ -34,6 +34,9 @@ RowsOf = Callable[[int, NDArray[np.intp]], Matrix]
 Step = Callable[[int, Any], Any]
 """`step(index, vectors)`: vectors times the matrix of the trace's layer at this index."""
 
+Block = tuple[int, int, int]
+"""Rows of a matrix, from one to before another, and the first vector that reaches them."""
+
 _NUMBERS = 2**25  # weights of a block of rows over all heads: 128 MB
 _BLOCK = 128  # rows of a matrix at a time: more skip less and leave the cache, fewer add too often
 _BUFFER = 256  # numbers; with numpy's own 8,192 half the time of adding goes into copies
@@ -59,7 +62,7 @@ def roll_out(
             indices,
             levels,
             start=lambda index: (tops or rows_of)(index, places),
-            step=partial(_step, trace, mixing, np.empty(_BLOCK * trace.length)),
+            step=_Down(trace, mixing, places, most=len(rows) * len(levels)).step,
             join=partial(np.concatenate, axis=1),
         )
     else:
@@ -67,12 +70,35 @@ def roll_out(
     return _selected(selection, rows, products)
 
 
-def _step(
-    trace: AttentionTrace, mixing: Mixing, room: Matrix, index: int, vectors: Matrix
-) -> Matrix:
-    """Multiply vectors by a layer's matrix; what passes it by is added to them, not to it."""
-    rows_of = partial(mixing.attended_rows, trace, room=room)
-    return _times(vectors, rows_of, index, _BLOCK, mixing.passed_by(trace, index))
+class _Down:
+    """Vectors on their way down; what passes a layer by is added to them, not to its matrix.
+
+    most: how many vectors there will be in the end.
+    """
+
+    def __init__(
+        self, trace: AttentionTrace, mixing: Mixing, places: NDArray[np.intp], most: int
+    ) -> None:
+        self._trace, self._mixing, self._targets = trace, mixing, len(places)
+        self._blocks = _blocks(places + 1, _BLOCK) if mixing.takes_nothing_later(trace) else None
+        # written to again and again, so that they stay in the cache
+        self._rows, self._added = np.empty(_BLOCK * trace.length), np.empty(most * trace.length)
+
+    def step(self, index: int, vectors: Matrix) -> Matrix:
+        """Multiply vectors, of which each target has as many, by a layer's matrix."""
+        if self._blocks is None:
+            blocks = _reached(vectors, _BLOCK)
+        else:
+            count = len(vectors) // self._targets
+            blocks = [(start, end, first * count) for start, end, first in self._blocks]
+        return _times(
+            vectors,
+            partial(self._mixing.attended_rows, self._trace, index, room=self._rows),
+            blocks,
+            passed_by=self._mixing.passed_by(self._trace, index),
+            added=self._added,
+            in_place=self._blocks is not None,
+        )
 
 
 def _selected(selection: Selection, rows: Sequence[int], products: Mapping[int, Matrix]) -> Rolled:
@@ -134,25 +160,32 @@ def _rows_from_the_top(
 
 
 def _times(
-    vectors: Matrix, rows_of: RowsOf, index: int, block: int, passed_by: float = 0.0
+    vectors: Matrix,
+    rows_of: Callable[[NDArray[np.intp]], Matrix],
+    blocks: Sequence[Block],
+    *,
+    passed_by: float = 0.0,
+    added: Matrix | None = None,
+    in_place: bool = False,
 ) -> Matrix:
     """Multiply vectors by a matrix, a block of its rows at a time; what is out of reach is left.
 
-    Of causal attention that is most: a vector is 0 after its target, a row after its own place.
+    Of causal attention that is most: a vector is 0 after its target, a row after its own place, so
+    that a block adds to nothing that a later one reads, and vectors may be changed in place.
     passed_by: the share of the identity, which is added to the vectors and not to the matrix.
+    added: room for what a block adds.
     """
-    counts = vectors != 0
-    counted, ends = counts.any(axis=0), vectors.shape[1] - counts[:, ::-1].argmax(axis=1)
-    product, scaled = passed_by * vectors, (1 - passed_by) * vectors
-    room = np.empty(vectors.size)  # for what a block adds: as warm in the cache as it was left
-    for start, end in pairwise(_edges(np.unique(ends), block)):
-        first = int((ends > start).argmax())
-        if counted[start:end].any():
-            rows = rows_of(index, np.arange(start, end))
-            reached = product[first:, : rows.shape[1]]
-            added = room[: reached.size].reshape(reached.shape)
-            _add(np.matmul(scaled[first:, start:end], rows, out=added), reached)
-    return product
+    onto = vectors if in_place else passed_by * vectors
+    room = np.empty(vectors.size) if added is None else added
+    for start, end, first in blocks:
+        rows = rows_of(np.arange(start, end))
+        own = vectors[first:, start:end]
+        taken = own if passed_by == 0.5 and in_place else (1 - passed_by) * own
+        if in_place:
+            own *= passed_by  # of halves what is passed on is what is kept
+        reached = onto[first:, : rows.shape[1]]
+        _add(np.matmul(taken, rows, out=room[: reached.size].reshape(reached.shape)), reached)
+    return onto
 
 
 def _add(added: Matrix, onto: Matrix) -> None:
@@ -162,6 +195,23 @@ def _add(added: Matrix, onto: Matrix) -> None:
         onto += added
     finally:
         np.setbufsize(before)
+
+
+def _blocks(ends: NDArray[np.intp], block: int) -> list[Block]:
+    """Return the blocks of rows that vectors need; `ends`: where each ends, sorted.
+
+    >>> _blocks(np.array([100, 300, 1000]), 256)
+    [(0, 100, 0), (100, 300, 1), (300, 556, 2), (556, 812, 2), (812, 1000, 2)]
+    """
+    edges = pairwise(_edges(np.unique(ends), block))
+    return [(start, end, int((ends > start).argmax())) for start, end in edges]
+
+
+def _reached(vectors: Matrix, block: int) -> list[Block]:
+    """Return the same as the vectors show it; rows at which all are 0 are left out."""
+    counts = vectors != 0
+    counted, ends = counts.any(axis=0), vectors.shape[1] - counts[:, ::-1].argmax(axis=1)
+    return [each for each in _blocks(ends, block) if counted[each[0] : each[1]].any()]
 
 
 def _edges(ends: NDArray[np.intp], block: int) -> list[int]:
@@ -252,7 +302,8 @@ def _by_blocks(trace: FactoredTrace, rows_of: RowsOf) -> Step:
 
     def step(index: int, vectors: Any) -> Any:
         layer = trace.factors[index]
-        return layer.vectors(_times(layer.array(vectors), rows_of, index, block))
+        array = layer.array(vectors)
+        return layer.vectors(_times(array, partial(rows_of, index), _reached(array, block)))
 
     return step
 

@@ -255,7 +255,7 @@ class AblationExperiment:
                 self.methods,
                 subject=subject,
                 seed=self.seed,
-                samples=min(data.samples, self.samples or data.samples),
+                samples=self.samples or data.samples,
                 journal=journal,
             )
 
