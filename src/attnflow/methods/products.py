@@ -180,11 +180,11 @@ def _times(
     for start, end, first in blocks:
         rows = rows_of(np.arange(start, end))
         own = vectors[first:, start:end]
-        taken = own if passed_by == 0.5 and in_place else (1 - passed_by) * own
+        shares = own if passed_by == 0.5 and in_place else (1 - passed_by) * own
         if in_place:
             own *= passed_by  # of halves what is passed on is what is kept
         reached = onto[first:, : rows.shape[1]]
-        _add(np.matmul(taken, rows, out=room[: reached.size].reshape(reached.shape)), reached)
+        _add(np.matmul(shares, rows, out=room[: reached.size].reshape(reached.shape)), reached)
     return onto
 
 
