@@ -109,6 +109,29 @@ def test_the_kind_follows_from_what_hiding_does(name: str, monkeypatch: pytest.M
     assert Verdict.from_dict(verdict.to_dict()) == verdict
 
 
+@pytest.mark.parametrize(
+    ("beside", "kind", "sources"),
+    [
+        (-1.6, "rests", ("a.txt, sentence 1",)),  # alone it has a fifth of what a.txt gives
+        (-0.5, "either", ("a.txt", "b.txt")),
+    ],
+)
+def test_enough_alone_is_what_keeps_half_the_probability(
+    beside: float, kind: str, sources: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is likelier than nothing beside a document that says it is no second source."""
+
+    def rule(seen: set[str]) -> float:
+        if "a.txt" in seen:
+            return -0.03
+        return beside if "b.txt" in seen else -3.9 if seen else -5.3
+
+    verdict, passes = judge(rule, monkeypatch)
+    assert (verdict.kind, verdict.sources) == (kind, sources)
+    assert (verdict.log_prob, verdict.alone) == (-0.03, -0.03)
+    assert passes <= 10
+
+
 def test_the_document_that_carries_it_is_found_below_three_larger_shares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -313,11 +313,18 @@ class _Judged:
             enough = [
                 k
                 for k, document in enumerate(self.documents[:count])
-                if takes_away(reading.of(tokens, every - document) - prior, base - prior)
+                if _is_held(base, reading.of(tokens, every - document), prior)
             ]
             if len(enough) > 1:
                 yield [every - frozenset[int]().union(*(self.documents[k] for k in enough))]
                 return self._said("either", enough, hidden, reading, every)
+            if enough:
+                yield [self.documents[enough[0]], self.sentences[enough[0]]]
+                if takes_away(base - reading.of(tokens, self.sentences[enough[0]])):
+                    return self._rests_on_sentence(enough[0], reading, every)
+                if takes_away(base - reading.of(tokens, self.documents[enough[0]])):
+                    without = self.documents[enough[0]]
+                    return self._said("rests", enough, without, reading, every)
             return self._said("together", list(range(count)), hidden, reading, every)
         return self._said("partly", [0], self.documents[0], reading, every)
 
@@ -359,6 +366,11 @@ class _Judged:
             word=readable(word.text),
             curve=self.curve,
         )
+
+
+def _is_held(base: float, alone: float, prior: float) -> bool:
+    """Return whether a document alone holds what all give: most of it, at half the probability."""
+    return takes_away(alone - prior, base - prior) and not takes_away(base - alone)
 
 
 def _strongest_tokens(source: RankedSource, passages: Sequence[Passage]) -> Sequence[int]:
