@@ -113,10 +113,10 @@ def test_the_kind_follows_from_what_hiding_does(name: str, monkeypatch: pytest.M
     ("beside", "kind", "sources"),
     [
         (-1.6, "rests", ("a.txt, sentence 1",)),  # alone it has a fifth of what a.txt gives
-        (-0.5, "either", ("a.txt", "b.txt")),
+        (-1.2, "either", ("a.txt", "b.txt")),
     ],
 )
-def test_enough_alone_is_what_keeps_half_the_probability(
+def test_enough_alone_is_what_keeps_a_quarter_of_the_probability(
     beside: float, kind: str, sources: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is likelier than nothing beside a document that says it is no second source."""

@@ -25,6 +25,7 @@ from attnflow.attribution.verdict import (
     CURVE,
     Kind,
     Verdict,
+    clearly_takes_away,
     is_unsupported,
     support_of,
     takes_away,
@@ -369,8 +370,8 @@ class _Judged:
 
 
 def _is_held(base: float, alone: float, prior: float) -> bool:
-    """Return whether a document alone holds what all give: most of it, at half the probability."""
-    return takes_away(alone - prior, base - prior) and not takes_away(base - alone)
+    """Return whether a document alone holds what all give: most of it, and nothing clearly lost."""
+    return takes_away(alone - prior, base - prior) and not clearly_takes_away(base - alone)
 
 
 def _strongest_tokens(source: RankedSource, passages: Sequence[Passage]) -> Sequence[int]:
