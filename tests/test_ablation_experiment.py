@@ -253,3 +253,18 @@ def test_a_ratio_of_means_has_an_interval() -> None:
     assert low < ratio < high
     assert abs(ratio - 0.5) < 0.05
     assert np.isnan(bootstrap_ratio([np.nan], [1.0])[0])
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(None, 96), (5, 5), (660, 660)])
+def test_as_many_prompts_count_as_are_asked_for(
+    asked: int | None, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception):  # noqa: N818 - no error: it ends the run where this is known
+        pass
+
+    def evaluate(*_: Any, samples: int, **__: Any) -> None:
+        raise Asked(samples)
+
+    monkeypatch.setattr("attnflow_experiments.ablation.experiment.evaluate", evaluate)
+    with pytest.raises(Asked, match=f"^{taken}$"):
+        AblationExperiment(kinds=("facts",), samples=asked)(None, data=None, journals=None)

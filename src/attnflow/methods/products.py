@@ -180,9 +180,10 @@ def _times(
     for start, end, first in blocks:
         rows = rows_of(np.arange(start, end))
         own = vectors[first:, start:end]
+        # a half, as in the paper, passes on what it keeps: no copy
         shares = own if passed_by == 0.5 and in_place else (1 - passed_by) * own
         if in_place:
-            own *= passed_by  # of halves what is passed on is what is kept
+            own *= passed_by
         reached = onto[first:, : rows.shape[1]]
         _add(np.matmul(shares, rows, out=room[: reached.size].reshape(reached.shape)), reached)
     return onto
